@@ -1,0 +1,1 @@
+"""The command line `gpulatch` and its leaves; no pipeline module imports from here."""

@@ -1,0 +1,1 @@
+"""JSON schemas of everything gpulatch writes for others to read."""
