@@ -9,10 +9,11 @@ from typing import ClassVar
 
 MAX_QUOTED = 80
 
-# Docker derives exit codes from these words in a runtime's message (moby daemon/errors.go, translateContainerdStartErr),
-# so a tenant's text that holds one of them must not reach the message as it is.
+# Docker derives exit codes from these words in a runtime's message (moby daemon/errors.go,
+# translateContainerdStartErr), so a tenant's text that holds one of them must not reach the message as it is.
 _DOCKER_WORDS = re.compile(
-    r"permission denied|is a directory|not a directory|no such file or directory|executable file not found", re.IGNORECASE
+    r"permission denied|is a directory|not a directory|no such file or directory|executable file not found",
+    re.IGNORECASE,
 )
 
 

@@ -103,7 +103,9 @@ class Inventory:
                 raise ValueError("GPU indices or the link matrix do not fit the number of GPUs")
             return cls(gpus, links, nics, data["driver_version"], data["index_by"], data["bandwidth_assumed"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise MachineFileError("inventory snapshot", where, f"not usable ({error})", "run: gpulatch probe") from error
+            raise MachineFileError(
+                "inventory snapshot", where, f"not usable ({error})", "run: gpulatch probe"
+            ) from error
 
 
 def numa_nodes(text: str | None) -> frozenset[int]:

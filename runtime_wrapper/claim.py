@@ -1,0 +1,69 @@
+"""One container's hold on its GPUs, as the ledger keeps it (schema `schemas/claim.json`)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from runtime_wrapper.inventory import Gpu
+from runtime_wrapper.proc import Process
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A claimed GPU. The PCI address names it within a boot, also before its UUID is known."""
+
+    pci: str
+    uuid: str | None
+    index: int
+
+    def is_gpu(self, gpu: Gpu) -> bool:
+        """Whether this is that GPU of the inventory."""
+        return self.pci == gpu.pci or (self.uuid is not None and self.uuid == gpu.uuid)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One container's hold on its GPUs.
+
+    `holder` is the process that became the low-level runtime, `init` and `cgroup` the container's, filled in when first
+    seen. `observed` claims are what observe mode would have booked: they hinder nobody.
+    """
+
+    id: str
+    root: str
+    bundle: str
+    name: str | None
+    runtime: str
+    devices: tuple[Device, ...]
+    policy: str
+    source: str
+    request: str
+    since: str
+    holder: Process
+    init: Process | None = None
+    cgroup: str | None = None
+    memory_mib: int | None = None
+    observed: bool = False
+
+    @property
+    def token(self) -> str:
+        """What marks the container of this very claim in the runtime's state: unique within a boot."""
+        return f"{self.holder.pid}.{self.holder.start}"
+
+    @property
+    def container(self) -> str:
+        """The container as messages name it."""
+        short = self.id[:12]
+        return f"{self.name} ({short})" if self.name else short
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        """The claim that `asdict` made. Raises KeyError, TypeError, ValueError."""
+        devices = tuple(Device(**device) for device in data["devices"])
+        init = Process(**data["init"]) if data["init"] else None
+        return cls(**{**data, "devices": devices, "holder": Process(**data["holder"]), "init": init})
+
+
+def devices_of(gpus: Sequence[Gpu]) -> tuple[Device, ...]:
+    """GPUs as a claim names them."""
+    return tuple(Device(gpu.pci, gpu.uuid, gpu.index) for gpu in gpus)

@@ -1,0 +1,182 @@
+"""What gpulatch changes in a spec so that the container gets exactly its grant.
+
+Pure: a spec and a grant in, a new spec out. Everything is in the spec, nothing in the root file system, and no code
+runs in the container. GPU nodes and rules that the spec brought along and the grant does not hold are dropped first.
+"""
+
+import os
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+from runtime_wrapper import cuda, spec
+from runtime_wrapper.devices import DeviceNode, Numbers
+from runtime_wrapper.errors import HiddenDeviceError, NoDriverError, SpecError, quoted
+from runtime_wrapper.inventory import Gpu
+from runtime_wrapper.request import NVIDIA_VARIABLE
+
+DEVICES_VARIABLE = "GPULATCH_DEVICES"
+CAPABILITIES_VARIABLE = "NVIDIA_DRIVER_CAPABILITIES"
+DEFAULT_CAPABILITIES = frozenset({"compute", "utility"})
+
+# NVIDIA's prestart hook, by its installed names: it would inject a second time what the spec already holds.
+_NVIDIA_HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What the container gets. `delegate`: the low-level runtime is NVIDIA's and makes nodes and files itself."""
+
+    gpus: tuple[Gpu, ...]
+    nodes: tuple[DeviceNode, ...]
+    numbers: Numbers
+    delegate: bool = False
+
+
+def capabilities(data: spec.Json) -> frozenset[str]:
+    """The driver capabilities that the container asks for; compute and utility by default, as in NVIDIA's runtime."""
+    text = spec.environment(data).get(CAPABILITIES_VARIABLE, "")
+    return frozenset(word.strip() for word in text.split(",") if word.strip()) or DEFAULT_CAPABILITIES
+
+
+def apply(data: spec.Json, grant: Grant) -> spec.Json:
+    """The spec with the grant in it. Raises HiddenDeviceError, CudaVisibleDevicesError, NoDriverError, SpecError."""
+    _refuse_hidden(data, grant.nodes)
+    edited = deepcopy(data)
+    _drop_gpu_access(edited, grant.numbers)
+    _drop_nvidia_hook(edited)
+    _add_nodes(edited, grant.nodes)
+    _set_variables(edited, grant)
+    return edited
+
+
+def _refuse_hidden(data: spec.Json, nodes: Sequence[DeviceNode]) -> None:
+    """A mount over a node's path would leave the container without a device that it was promised."""
+    mounts = data.get("mounts")
+    for mount in mounts if isinstance(mounts, list) else []:
+        if not isinstance(mount, dict):
+            continue
+        target = os.path.normpath(str(mount.get("destination", "")))
+        for node in nodes:
+            if _covers(target, node.path) and not _shows_it_anyway(mount, target, node.path):
+                why = f"a mount of the container on {quoted(target)} covers it"
+                raise HiddenDeviceError(
+                    f"device node {node.path}", "mounts", why, "remove that mount or the GPU request"
+                )
+
+
+def _covers(target: str, path: str) -> bool:
+    return target == path or path.startswith(target.rstrip("/") + "/")
+
+
+def _shows_it_anyway(mount: spec.Json, target: str, path: str) -> bool:
+    """An empty /dev or root that the runtime fills afterwards, or the host's own /dev or node."""
+    bound = mount.get("type") == "bind" or any(option in ("bind", "rbind") for option in mount.get("options") or [])
+    if not bound:
+        return target in ("/", "/dev")
+    return target in ("/dev", path) and os.path.normpath(str(mount.get("source", ""))) == target
+
+
+def _drop_gpu_access(edited: spec.Json, numbers: Numbers) -> None:
+    linux = spec.section(edited, "linux")
+    resources = spec.section(edited, "linux", "resources")
+    for holder in (linux, resources):
+        entries = holder.get("devices")
+        if isinstance(entries, list):
+            holder["devices"] = [entry for entry in entries if not _is_gpu_entry(entry, numbers)]
+
+
+def _is_gpu_entry(entry: Any, numbers: Numbers) -> bool:
+    """Whether a node or an allow rule is for one GPU; refusals and wildcards stay."""
+    return (
+        isinstance(entry, dict)
+        and entry.get("type") in ("c", "u")
+        and entry.get("allow", True) is True
+        and numbers.is_gpu(entry.get("major"), entry.get("minor"))
+    )
+
+
+def _drop_nvidia_hook(edited: spec.Json) -> None:
+    hooks = spec.section(edited, "hooks")
+    for stage, entries in hooks.items():
+        if isinstance(entries, list):
+            hooks[stage] = [entry for entry in entries if not _is_nvidia_hook(entry)]
+
+
+def _is_nvidia_hook(entry: Any) -> bool:
+    return isinstance(entry, dict) and os.path.basename(str(entry.get("path", ""))) in _NVIDIA_HOOKS
+
+
+def _add_nodes(edited: spec.Json, nodes: Sequence[DeviceNode]) -> None:
+    if not nodes:
+        return
+    linux = _object(edited, "linux")
+    paths = {node.path for node in nodes}
+    kept = [entry for entry in _list(linux, "devices") if not (isinstance(entry, dict) and entry.get("path") in paths)]
+    linux["devices"] = kept + [_node_entry(node) for node in nodes]
+    _list(_object(linux, "resources"), "devices").extend(_rule_entry(node) for node in nodes)
+    _add_groups(edited, nodes)
+
+
+def _node_entry(node: DeviceNode) -> dict[str, Any]:
+    number = {"type": "c", "major": node.major, "minor": node.minor}
+    return {"path": node.path, **number, "fileMode": node.mode, "uid": node.uid, "gid": node.gid}
+
+
+def _rule_entry(node: DeviceNode) -> dict[str, Any]:
+    return {"allow": True, "type": "c", "major": node.major, "minor": node.minor, "access": "rw"}
+
+
+def _add_groups(edited: spec.Json, nodes: Sequence[DeviceNode]) -> None:
+    """Nodes of a group that is not root's open only for processes in it (NVreg_DeviceFileGID)."""
+    groups = _list(_object(_object(edited, "process"), "user"), "additionalGids")
+    groups.extend(
+        sorted({node.gid for node in nodes if node.gid != 0} - {gid for gid in groups if isinstance(gid, int)})
+    )
+
+
+def _set_variables(edited: spec.Json, grant: Grant) -> None:
+    wanted = spec.environment(edited)
+    uuids = ",".join(gpu.key for gpu in grant.gpus)
+    variables = {
+        NVIDIA_VARIABLE: _for_nvidia_runtime(grant) if grant.delegate else "void",
+        cuda.ORDER_VARIABLE: wanted.get(cuda.ORDER_VARIABLE, "PCI_BUS_ID"),
+        DEVICES_VARIABLE: uuids,
+    }
+    if grant.gpus or cuda.VARIABLE in wanted:
+        variables[cuda.VARIABLE] = cuda.visible_devices(wanted.get(cuda.VARIABLE), grant.gpus)
+    process = _object(edited, "process")
+    kept = [entry for entry in _list(process, "env") if str(entry).partition("=")[0] not in variables]
+    process["env"] = kept + [f"{name}={value}" for name, value in variables.items()]
+
+
+def _object(parent: spec.Json, name: str) -> spec.Json:
+    """The object under a name, made where it is absent or null. Raises SpecError for anything else."""
+    found = parent.get(name)
+    if found is None:
+        found = parent[name] = {}
+    if not isinstance(found, dict):
+        raise SpecError(spec.WHAT, f'key "{name}"', "is not an object", "let the engine write it again")
+    return found
+
+
+def _list(parent: spec.Json, name: str) -> list[Any]:
+    """The list under a name, made where it is absent or null. Raises SpecError for anything else."""
+    found = parent.get(name)
+    if found is None:
+        found = parent[name] = []
+    if not isinstance(found, list):
+        raise SpecError(spec.WHAT, f'key "{name}"', "is not a list", "let the engine write it again")
+    return found
+
+
+def _for_nvidia_runtime(grant: Grant) -> str:
+    if not all(gpu.uuid for gpu in grant.gpus):
+        raise NoDriverError(
+            "GPU UUID",
+            "/proc/driver/nvidia",
+            "is not known yet, and NVIDIA's runtime takes no PCI address",
+            "run: nvidia-smi -L",
+        )
+    return ",".join(str(gpu.uuid) for gpu in grant.gpus) or "none"

@@ -1,0 +1,59 @@
+"""`gpulatch claims` and `gpulatch release`: who holds which GPU, and taking a hold back."""
+
+import json
+from typing import Any
+
+import click
+
+from runtime_wrapper.claim import Claim
+from runtime_wrapper.ledger import Ledger
+from runtime_wrapper.operate import tables
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list of claims (schema claim.json).")
+def claims(as_json: bool) -> None:
+    """Show the containers that hold GPUs now."""
+    found = Ledger().read().claims
+    if as_json:
+        click.echo(json.dumps([to_json(claim) for claim in found], indent=2))
+    elif found:
+        columns = ("container", "GPUs", "policy", "asked by", "request", "runtime", "since")
+        tables.show("GPU claims", columns, [_row(claim) for claim in found])
+    else:
+        click.echo("No container holds a GPU.")
+
+
+@click.command()
+@click.argument("container_id", metavar="ID")
+@click.option("--force", is_flag=True, help="Also when the container is alive: it keeps its access, only the book forgets.")
+def release(container_id: str, force: bool) -> None:
+    """Take the claims of a container out of the book; dead ones leave it by themselves."""
+    for claim in Ledger().release(container_id, force=force):
+        click.echo(f"Released GPUs {_indices(claim)} of container {tables.printable(claim.container)}.")
+
+
+def to_json(claim: Claim) -> dict[str, Any]:
+    """A live claim as JSON values; keys as in `schemas/claim.json`."""
+    return {
+        "id": claim.id,
+        "name": claim.name,
+        "root": claim.root,
+        "runtime": claim.runtime,
+        "devices": [{"index": device.index, "uuid": device.uuid, "pci": device.pci} for device in claim.devices],
+        "policy": claim.policy,
+        "source": claim.source,
+        "request": claim.request,
+        "since": claim.since,
+        "live": True,
+        "observed": claim.observed,
+    }
+
+
+def _row(claim: Claim) -> tuple[str, ...]:
+    policy = f"{claim.policy} (observed only)" if claim.observed else claim.policy
+    return claim.container, _indices(claim), policy, claim.source, claim.request, claim.runtime, claim.since
+
+
+def _indices(claim: Claim) -> str:
+    return ",".join(str(device.index) for device in claim.devices)

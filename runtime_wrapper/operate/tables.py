@@ -1,0 +1,32 @@
+"""Tables and their cells as people see them."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+# Wide enough for a UUID column where the output is no terminal: nothing is cut off in a pipe.
+_PIPE_WIDTH = 200
+
+
+def console() -> Console:
+    """Standard output; in a pipe as wide as the tables need."""
+    found = Console(highlight=False)
+    return found if found.is_terminal else Console(highlight=False, width=_PIPE_WIDTH)
+
+
+def show(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Print a table; every cell is shown as plain text, None as a dash."""
+    table = Table(title=title, title_justify="left", title_style="bold", header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text("-" if cell is None else printable(str(cell))) for cell in row))
+    console().print(table)
+
+
+def printable(text: str) -> str:
+    """Text of a container without characters that could move the cursor or colour the terminal."""
+    return "".join(c if c.isprintable() else "?" for c in text)

@@ -1,0 +1,64 @@
+"""Tells the engine's user why a container was refused: one record in the engine's log, the same line on stderr.
+
+Docker and containerd show the last `level=error` record of the `--log` file (containerd pkg/process/utils.go,
+getLastRuntimeError), Podman shows stderr. On success nothing is printed: stderr is the container's by then.
+"""
+
+import json
+import os
+import sys
+import traceback
+
+from runtime_wrapper import atomic, trust
+from runtime_wrapper.errors import GpulatchError, InternalError
+from runtime_wrapper.ledger import STATE_DIR, now
+
+_LOG_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+TRACEBACK_FILE = "traceback.txt"
+
+
+def refusal(error: GpulatchError, log: str | None, log_format: str) -> None:
+    """Report a refusal. A log that cannot be written changes nothing: stderr still says it."""
+    line = str(error)
+    if log:
+        _append(log, _record("error", line, log_format))
+    print(line, file=sys.stderr, flush=True)
+
+
+def observation(error: GpulatchError, log: str | None, log_format: str) -> None:
+    """Note in the engine's log what observe mode lets pass; stderr belongs to the container that starts."""
+    if log:
+        _append(log, _record("warning", f"{error} [observe mode: let pass]", log_format))
+
+
+def unexpected(error: Exception) -> InternalError:
+    """An unforeseen exception as a refusal; its traceback is kept in the state directory where that can be had."""
+    where = f"{STATE_DIR}/{TRACEBACK_FILE}"
+    try:
+        directory = trust.open_private_directory(STATE_DIR, "state directory", create=True)
+        try:
+            atomic.replace(directory, TRACEBACK_FILE, "".join(traceback.format_exception(error)).encode(), 0o600)
+        finally:
+            os.close(directory)
+    except (OSError, GpulatchError):
+        where = "no traceback could be kept"
+    return InternalError("internal error", where, f"{type(error).__name__}: {error}", "report it with that file")
+
+
+def _record(level: str, line: str, log_format: str) -> bytes:
+    if log_format == "json":
+        return (json.dumps({"level": level, "msg": line, "time": now()}) + "\n").encode()
+    return f"time={json.dumps(now())} level={level} msg={json.dumps(line)}\n".encode()
+
+
+def _append(path: str, record: bytes) -> None:
+    try:
+        fd = os.open(path, _LOG_FLAGS, 0o644)
+    except OSError:
+        return
+    try:
+        os.write(fd, record)
+    except OSError:
+        return
+    finally:
+        os.close(fd)

@@ -1,0 +1,166 @@
+"""The container's `config.json`: read as untrusted data, kept as a dict so that unknown fields survive, written once.
+
+Hot. The original stays beside ours as `config.gpulatch.json`, and ours carries a mark: the hash of the original and of
+itself. A bundle that comes a second time (run again, or killed between write and exec) starts from the original, so
+gpulatch's own edits never count as a request.
+"""
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from runtime_wrapper import atomic, trust
+from runtime_wrapper.errors import ChangedSpecError, SpecError, UntrustedPathError, errno_name
+
+WHAT = "container spec"
+ORIGINAL_MARK = "gpulatch.io/original"
+EDITED_MARK = "gpulatch.io/edited"
+CLAIM_MARK = "gpulatch.io/claim"
+
+# A text without any of these asks for no GPU in any way that gpulatch knows.
+_REQUEST_WORDS = (b"NVIDIA_VISIBLE_DEVICES", b"GPULATCH_", b"gpulatch.io/")
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """A parsed spec, its exact bytes, and the error that reading it by the rules of `trust` gave, if it did."""
+
+    path: str
+    raw: bytes
+    data: Json
+    distrust: UntrustedPathError | None = None
+
+    def require_trust(self) -> None:
+        """Raises the UntrustedPathError that stands against using this file for a GPU container."""
+        if self.distrust:
+            raise self.distrust
+
+
+def read(path: str) -> Spec | None:
+    """The spec at `path`, or None when it is for the low-level runtime to say what is wrong with it.
+
+    A file that only the rules of `trust` stand against is read all the same, to learn whether it asks for a GPU.
+    Raises SpecError when its text speaks of GPUs and cannot be parsed, UntrustedPathError when it cannot be read.
+    """
+    distrust = None
+    try:
+        directory = trust.open_directory(os.path.dirname(path), "bundle directory")
+        try:
+            raw = trust.read_file(directory, os.path.basename(path), WHAT, path)
+        finally:
+            os.close(directory)
+    except FileNotFoundError:
+        return None
+    except UntrustedPathError as error:
+        distrust = error
+        try:
+            raw = trust.read_anyhow(path, WHAT)
+        except OSError:
+            return None
+    data = _parse(path, raw)
+    return None if data is None else Spec(path, raw, data, distrust)
+
+
+def original(spec: Spec) -> Spec:
+    """The spec as the engine wrote it: itself, or the kept original of one that carries gpulatch's mark.
+
+    Raises ChangedSpecError when the mark does not fit: the file was edited since, or its original is gone.
+    """
+    marks = _annotations(spec.data)
+    if ORIGINAL_MARK not in marks and EDITED_MARK not in marks:
+        return spec
+    kept_path = original_path(spec.path)
+    hint = f"bring back the spec without gpulatch's edits (kept as {kept_path}), change that and start again"
+    if marks.get(EDITED_MARK) != _digest_without_mark(spec.data):
+        raise ChangedSpecError(WHAT, spec.path, "was changed after gpulatch wrote it", hint)
+    kept = read(kept_path)
+    if kept is None or marks.get(ORIGINAL_MARK) != hashlib.sha256(kept.raw).hexdigest():
+        raise ChangedSpecError(WHAT, spec.path, f"was written by gpulatch, and {kept_path} is not its original", hint)
+    return Spec(spec.path, kept.raw, kept.data, spec.distrust or kept.distrust)
+
+
+def write(spec: Spec, edited: Json, claim_token: str | None) -> None:
+    """Replace the spec's file by `edited` in one step, keeping the original beside it first.
+
+    `claim_token` marks the container of this claim: the low-level runtime keeps annotations in its state. Not synced to
+    disk: after a power failure the container is gone anyway. Raises SpecError, nothing half-written.
+    """
+    marks = {ORIGINAL_MARK: hashlib.sha256(spec.raw).hexdigest()}
+    if claim_token:
+        marks[CLAIM_MARK] = claim_token
+    edited = {**edited, "annotations": {**section(edited, "annotations"), **marks}}
+    edited["annotations"][EDITED_MARK] = _digest_without_mark(edited)
+    directory = trust.open_directory(os.path.dirname(spec.path), "bundle directory")
+    try:
+        mode = os.stat(os.path.basename(spec.path), dir_fd=directory, follow_symlinks=False).st_mode & 0o777
+        atomic.replace(directory, os.path.basename(original_path(spec.path)), spec.raw, mode)
+        atomic.replace(directory, os.path.basename(spec.path), json.dumps(edited).encode(), mode)
+    except OSError as error:
+        why = f"cannot be written ({errno_name(error)})"
+        raise SpecError(WHAT, spec.path, why, "make room or make the bundle's file system writable") from error
+    finally:
+        os.close(directory)
+
+
+def original_path(path: str) -> str:
+    """Where the original of the spec at `path` is kept: `config.gpulatch.json` for `config.json`."""
+    return f"{path.removesuffix('.json')}.gpulatch.json"
+
+
+def environment(data: Json) -> dict[str, str]:
+    """The process environment; of duplicates the last wins, as in runc and crun. An entry needs a `=`."""
+    entries = section(data, "process").get("env")
+    found: dict[str, str] = {}
+    for entry in entries if isinstance(entries, list) else []:
+        if isinstance(entry, str) and "=" in entry:
+            name, _, value = entry.partition("=")
+            found[name] = value
+    return found
+
+
+def annotation(data: Json, name: str) -> str | None:
+    """One annotation's text, None when absent or no text."""
+    return _annotations(data).get(name)
+
+
+def container_name(data: Json) -> str | None:
+    """What people call this container, where its engine says so in the spec: `pod/container` under Kubernetes' CRI."""
+    container = annotation(data, "io.kubernetes.cri.container-name") or annotation(
+        data, "io.kubernetes.cri-o.ContainerName"
+    )
+    pod = annotation(data, "io.kubernetes.cri.sandbox-name")
+    return f"{pod}/{container}" if pod and container else container
+
+
+def section(data: Json, *names: str) -> Json:
+    """A nested object of the spec, empty where it is absent or not an object."""
+    for name in names:
+        inner = data.get(name)
+        data = inner if isinstance(inner, dict) else {}
+    return data
+
+
+def _annotations(data: Json) -> dict[str, str]:
+    return {name: text for name, text in section(data, "annotations").items() if isinstance(text, str)}
+
+
+def _parse(path: str, raw: bytes) -> Json | None:
+    try:
+        data = json.loads(raw)
+        if isinstance(data, dict):
+            return data
+        why = "holds no JSON object"
+    except (ValueError, RecursionError) as error:
+        why = f"is not valid JSON ({error})"
+    if any(word in raw for word in _REQUEST_WORDS):
+        raise SpecError(WHAT, path, f"{why}, and it speaks of GPUs", "let the engine write it again")
+    return None
+
+
+def _digest_without_mark(data: Json) -> str:
+    annotations = {name: text for name, text in section(data, "annotations").items() if name != EDITED_MARK}
+    return hashlib.sha256(json.dumps({**data, "annotations": annotations}, sort_keys=True).encode()).hexdigest()

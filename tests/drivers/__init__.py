@@ -1,0 +1,1 @@
+"""Drivers of the things that tests work with: a machine, a bundle, a host."""

@@ -1,0 +1,348 @@
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from drivers.samples import nvlink_host
+
+from runtime_wrapper import ledger as ledger_module
+from runtime_wrapper.claim import Claim, devices_of
+from runtime_wrapper.errors import (
+    LedgerError,
+    LiveClaimError,
+    LockTimeoutError,
+    NoClaimError,
+    NotRootError,
+    UntrustedPathError,
+)
+from runtime_wrapper.ledger import Ledger, now
+from runtime_wrapper.proc import Process
+
+pytestmark = pytest.mark.needs("root")
+
+HOST = nvlink_host()
+DEAD = Process(2**22 + 1, 1)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(str(tmp_path / "state"))
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    child = subprocess.Popen(["sleep", "1000"])
+    yield child
+    child.kill()
+    child.wait()
+
+
+def identity(pid: int) -> Process:
+    fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    return Process(pid, int(fields[19]))
+
+
+def claim(
+    name: str, *indices: int, holder: Process | None = None, policy: str = "exclusive", root: str = "/nowhere"
+) -> Claim:
+    return Claim(
+        id=name,
+        root=root,
+        bundle="/b",
+        name=None,
+        runtime="gpulatch-runtime",
+        devices=devices_of([HOST.gpus[i] for i in indices]),
+        policy=policy,
+        source="env GPULATCH_GPUS",
+        request="any",
+        since=now(),
+        holder=holder or Process.current(),
+    )
+
+
+def book(ledger: Ledger, *claims: Claim) -> None:
+    with ledger.locked() as found:
+        for one in claims:
+            found.add(one)
+
+
+def test_a_claim_is_there_for_the_next_reader(ledger: Ledger) -> None:
+    booked = claim("a", 0, 3)
+    book(ledger, booked)
+    assert ledger.read().claims == [booked]
+    holders = ledger.read().holders(HOST)
+    assert sorted(holders) == [0, 3]
+    assert holders[3][0].policy == "exclusive"
+
+
+def test_the_claims_of_the_dead_are_gone_and_leave_the_file_with_the_next_booking(ledger: Ledger) -> None:
+    book(ledger, claim("dead", 0, holder=DEAD), claim("alive", 1))
+    assert [one.id for one in ledger.read().claims] == ["alive"]
+    book(ledger, claim("new", 2))
+    text = json.loads(Path(ledger.state_dir, "ledger.json").read_text())
+    assert [one["id"] for one in text["claims"]] == ["alive", "new"]
+
+
+def test_a_reused_pid_is_another_process(ledger: Ledger) -> None:
+    me = Process.current()
+    book(ledger, claim("old", 0, holder=Process(me.pid, me.start - 1)))
+    assert ledger.read().claims == []
+
+
+def test_a_zombie_is_dead(ledger: Ledger) -> None:
+    child = subprocess.Popen(["sleep", "1000"])
+    booked = claim("z", 0, holder=identity(child.pid))
+    book(ledger, booked)
+    assert ledger.read().claims == [booked]
+    child.kill()
+    deadline = time.monotonic() + 5
+    while b") Z" not in Path(f"/proc/{child.pid}/stat").read_bytes() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert ledger.read().claims == []
+    child.wait()
+
+
+def test_the_init_process_of_runc_keeps_the_claim(
+    ledger: Ledger, tmp_path: Path, sleeper: subprocess.Popen[bytes]
+) -> None:
+    booked = claim("c", 0, holder=DEAD, root=str(tmp_path))
+    init = identity(sleeper.pid)
+    state = {
+        "id": "c",
+        "init_process_pid": init.pid,
+        "init_process_start": init.start,
+        "config": {"labels": [f"gpulatch.io/claim={booked.token}"]},
+        "cgroup_paths": {"": "/sys/fs/cgroup/c"},
+    }
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c/state.json").write_text(json.dumps(state))
+    book(ledger, booked)
+    assert ledger.read().claims == [replace(booked, init=init, cgroup="/sys/fs/cgroup/c")]
+    sleeper.kill()
+    sleeper.wait()
+    assert ledger.read().claims == []
+
+
+def test_the_init_process_of_crun_keeps_the_claim(
+    ledger: Ledger, tmp_path: Path, sleeper: subprocess.Popen[bytes]
+) -> None:
+    booked = claim("c", 0, holder=DEAD, root=str(tmp_path))
+    init = identity(sleeper.pid)
+    (tmp_path / "c").mkdir()
+    status = {"pid": init.pid, "process-start-time": init.start, "cgroup-path": "/c", "owner": "root"}
+    (tmp_path / "c/status").write_text(json.dumps(status))
+    (tmp_path / "c/config.json").write_text(json.dumps({"annotations": {"gpulatch.io/claim": booked.token}}))
+    book(ledger, booked)
+    assert ledger.read().claims == [replace(booked, init=init, cgroup="/sys/fs/cgroup/c")]
+
+
+def test_the_state_of_another_life_of_the_id_does_not_revive_a_claim(
+    ledger: Ledger, tmp_path: Path, sleeper: subprocess.Popen[bytes]
+) -> None:
+    init = identity(sleeper.pid)
+    (tmp_path / "c").mkdir()
+    state = {
+        "init_process_pid": init.pid,
+        "init_process_start": init.start,
+        "config": {"labels": ["gpulatch.io/claim=1.2"]},
+    }
+    (tmp_path / "c/state.json").write_text(json.dumps(state))
+    book(ledger, claim("c", 0, holder=DEAD, root=str(tmp_path)))
+    assert ledger.read().claims == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{ TOKEN", '["TOKEN"]', '{"init_process_pid": "TOKEN"}', '{"id": "TOKEN", "cgroup_paths": 3}', "\0TOKEN"],
+)
+def test_a_damaged_runtime_state_is_no_proof_of_life_and_no_error(ledger: Ledger, tmp_path: Path, text: str) -> None:
+    booked = claim("c", 0, holder=DEAD, root=str(tmp_path))
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c/state.json").write_text(text.replace("TOKEN", booked.token))
+    book(ledger, booked)
+    assert ledger.read().claims == []
+
+
+def test_processes_left_in_the_cgroup_keep_the_claim(ledger: Ledger, tmp_path: Path) -> None:
+    cgroup = tmp_path / "cgroup"
+    cgroup.mkdir()
+    (cgroup / "cgroup.events").write_text("populated 1\nfrozen 0\n")
+    booked = replace(claim("c", 0, holder=DEAD), init=DEAD, cgroup=str(cgroup))
+    book(ledger, booked)
+    assert ledger.read().claims == [booked]
+    (cgroup / "cgroup.events").write_text("populated 0\nfrozen 0\n")
+    assert ledger.read().claims == []
+
+
+def test_the_v1_cgroup_counts_by_its_processes(ledger: Ledger, tmp_path: Path) -> None:
+    (tmp_path / "cgroup.procs").write_text("123\n")
+    booked = replace(claim("c", 0, holder=DEAD), init=DEAD, cgroup=str(tmp_path))
+    book(ledger, booked)
+    assert ledger.read().claims == [booked]
+    (tmp_path / "cgroup.procs").write_text("")
+    assert ledger.read().claims == []
+
+
+def test_another_boot_is_an_empty_book(ledger: Ledger) -> None:
+    book(ledger, claim("a", 0))
+    path = Path(ledger.state_dir, "ledger.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "boot_id": "another"}))
+    assert ledger.read().claims == []
+    book(ledger, claim("b", 0))
+    assert [one.id for one in ledger.read().claims] == ["b"]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", '{"schema": "gpulatch-ledger/9"}', "\0" * 4096, '{"claims": 3}', "[" * 99999]
+)
+def test_a_damaged_ledger_is_refused_with_the_way_out_and_kept(ledger: Ledger, text: str) -> None:
+    book(ledger, claim("a", 0))
+    path = Path(ledger.state_dir, "ledger.json")
+    path.write_text(text)
+    with pytest.raises(LedgerError, match=f"mv {path} {path}.bad"):
+        book(ledger, claim("b", 1))
+    with pytest.raises(LedgerError):
+        ledger.read()
+    assert path.read_text() == text
+
+
+def test_an_error_inside_the_lock_books_nothing(ledger: Ledger) -> None:
+    book(ledger, claim("a", 0))
+    with pytest.raises(RuntimeError), ledger.locked() as found:
+        found.add(claim("b", 1))
+        raise RuntimeError
+    assert [one.id for one in ledger.read().claims] == ["a"]
+
+
+def test_a_full_disk_loses_no_claim(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    book(ledger, claim("a", 0))
+
+    def no_space(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("runtime_wrapper.atomic._write_all", no_space)
+    with pytest.raises(LedgerError, match="ENOSPC"):
+        book(ledger, claim("b", 1))
+    assert [one.id for one in ledger.read().claims] == ["a"]
+
+
+def test_observed_claims_are_listed_and_hinder_nobody(ledger: Ledger) -> None:
+    book(ledger, replace(claim("o", 0), observed=True))
+    assert ledger.read().holders(HOST) == {}
+    assert [one.id for one in ledger.read().claims] == ["o"]
+
+
+def test_a_claim_by_pci_address_is_found_once_the_uuid_is_known(ledger: Ledger) -> None:
+    unknown = tuple(replace(gpu, uuid=None) for gpu in HOST.gpus)
+    book(ledger, replace(claim("a"), devices=devices_of(unknown[2:3])))
+    assert list(ledger.read().holders(HOST)) == [2]
+
+
+def test_a_live_container_is_not_booked_twice(ledger: Ledger) -> None:
+    book(ledger, claim("a", 0, root="/r"))
+    with ledger.locked() as found:
+        with pytest.raises(LiveClaimError, match="already holds GPUs 0"):
+            found.refuse_live("a", "/r")
+        found.refuse_live("a", "/other")
+
+
+def test_a_live_claim_is_released_by_force_only(ledger: Ledger) -> None:
+    book(ledger, claim("a", 0))
+    with pytest.raises(LiveClaimError, match="--force"):
+        ledger.release("a", force=False)
+    assert [one.id for one in ledger.release("a", force=True)] == ["a"]
+    assert ledger.read().claims == []
+    with pytest.raises(NoClaimError):
+        ledger.release("a", force=True)
+
+
+def test_the_lock_is_waited_for_and_the_wait_is_bounded(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_module, "LOCK_TIMEOUT_S", 0.2)
+    book(ledger)
+    keeper = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import fcntl,sys,time;f=open(sys.argv[1]);fcntl.flock(f,2);print(1,flush=True);time.sleep(99)",
+            f"{ledger.state_dir}/lock",
+        ],
+        stdout=subprocess.PIPE,
+    )
+    assert keeper.stdout
+    keeper.stdout.readline()
+    with pytest.raises(LockTimeoutError, match="has kept it for 0.2 s"):
+        book(ledger, claim("a", 0))
+    keeper.kill()
+    keeper.wait()
+    book(ledger, claim("a", 0))
+    assert len(ledger.read().claims) == 1
+
+
+def test_a_held_lock_is_not_inherited_by_exec(ledger: Ledger) -> None:
+    with ledger.locked():
+        for name in os.listdir("/proc/self/fd"):
+            if int(name) > 2 and os.path.exists(f"/proc/self/fd/{name}"):
+                target = os.readlink(f"/proc/self/fd/{name}")
+                assert not target.startswith(ledger.state_dir) or not os.get_inheritable(int(name))
+
+
+def _book_one(state_dir: str, name: str, holder: Process) -> None:
+    with Ledger(state_dir).locked() as found:
+        taken = found.holders(HOST)
+        free = [gpu for gpu in HOST.gpus if gpu.index not in taken]
+        if free:
+            found.add(claim(name, free[0].index, holder=holder))
+
+
+def test_no_booking_is_lost_when_many_book_at_once(ledger: Ledger) -> None:
+    ledger.prepare()
+    processes = [
+        multiprocessing.get_context("fork").Process(
+            target=_book_one, args=(ledger.state_dir, f"c{i}", Process.current())
+        )
+        for i in range(20)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(30)
+    claims = ledger.read().claims
+    assert sorted(one.devices[0].index for one in claims) == list(range(8))
+
+
+@pytest.mark.parametrize("kind", ["mode", "owner", "link"])
+def test_a_foreign_state_directory_is_refused(ledger: Ledger, kind: str) -> None:
+    path = Path(ledger.state_dir)
+    path.mkdir(mode=0o700)
+    if kind == "mode":
+        path.chmod(0o755)
+    elif kind == "owner":
+        os.chown(path, 1000, 1000)
+    else:
+        path.rename(path.with_name("real"))
+        path.symlink_to("real")
+    with pytest.raises(UntrustedPathError):
+        book(ledger, claim("a", 0))
+
+
+def test_a_rootless_caller_gets_one_clear_line(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(NotRootError, match="uid 1000 has no part in it"):
+        book(ledger, claim("a", 0))
+    assert not Path(ledger.state_dir).exists()
+
+
+def test_a_symbolic_link_in_place_of_the_lock_is_refused(ledger: Ledger, tmp_path: Path) -> None:
+    ledger.prepare()
+    target = tmp_path / "target"
+    target.write_text("x")
+    Path(ledger.state_dir, "lock").symlink_to(target)
+    with pytest.raises(LedgerError, match="ELOOP"):
+        book(ledger, claim("a", 0))
+    assert target.read_text() == "x"

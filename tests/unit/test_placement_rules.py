@@ -1,0 +1,159 @@
+from dataclasses import replace
+
+import pytest
+from drivers.samples import inventory, nvlink_host
+
+from runtime_wrapper.errors import (
+    GpulatchError,
+    HeldDeviceError,
+    MigDeviceError,
+    NotEnoughGpusError,
+    UnknownDeviceError,
+)
+from runtime_wrapper.inventory import Inventory
+from runtime_wrapper.placement import Holder, Offer, choose
+from runtime_wrapper.request import parse
+
+HOST = nvlink_host()
+EXCLUSIVE = Holder("trainer", "exclusive")
+SHARED = Holder("notebook", "shared")
+MONITOR = Holder("dcgm", "monitor")
+
+
+def offer(text: str, holders: dict[int, list[Holder]] | None = None, host: Inventory = HOST) -> Offer:
+    wanted = parse(text, "env GPULATCH_GPUS")
+    assert wanted is not None
+    return choose(wanted, host, holders or {})
+
+
+def indices(text: str, holders: dict[int, list[Holder]] | None = None, host: Inventory = HOST) -> list[int]:
+    return [gpu.index for gpu in offer(text, holders, host).gpus]
+
+
+def test_named_gpus_come_in_the_order_asked_for() -> None:
+    assert indices("5,1,5") == [5, 1]
+
+
+def test_a_gpu_is_found_by_uuid_prefix_and_pci_address() -> None:
+    gpu = HOST.gpus[6]
+    assert gpu.uuid
+    assert indices(gpu.uuid) == [6]
+    assert indices(gpu.uuid.lower().replace("-", "").replace("gpu", "gpu-")[:14]) == [6]
+    assert indices(gpu.pci) == [6]
+
+
+def test_an_ambiguous_prefix_is_refused_with_the_gpus_it_fits() -> None:
+    twins = tuple(replace(gpu, uuid=f"GPU-12345678-0000-0000-0000-00000000000{gpu.index}") for gpu in HOST.gpus)
+    with pytest.raises(UnknownDeviceError, match="fits GPUs 0,1,2,3,4,5,6,7"):
+        offer("GPU-12345678", host=replace(HOST, gpus=twins))
+
+
+@pytest.mark.parametrize("name", ["8", "99", "GPU-00000000", "0000:ff:00.0"])
+def test_an_unknown_gpu_is_refused_with_what_there_is(name: str) -> None:
+    with pytest.raises(UnknownDeviceError, match="this host has GPUs 0-7"):
+        offer(name)
+
+
+def test_a_count_takes_free_gpus_only() -> None:
+    held = {0: [EXCLUSIVE], 1: [SHARED], 2: [MONITOR]}
+    assert indices("any:5", held) == [2, 3, 4, 5, 6]
+    with pytest.raises(NotEnoughGpusError, match="6 of 8 are free, held: GPU 0 by trainer, GPU 1 by notebook;"):
+        offer("any:7", held)
+
+
+def test_a_count_above_what_the_host_has_says_so() -> None:
+    with pytest.raises(NotEnoughGpusError, match="this host has 8 whole GPUs"):
+        offer("any:9")
+
+
+def test_a_named_gpu_joins_the_set_that_free_ones_complete() -> None:
+    assert indices("4,any:1") == [4, 5]
+    assert indices("5,4,any:1", {0: [SHARED]}) == [5, 4, 1]  # 1 has no free neighbour to lose
+
+
+@pytest.mark.parametrize(
+    ("text", "holder", "refused"),
+    [
+        ("0", EXCLUSIVE, True),
+        ("0", SHARED, False),
+        ("0", MONITOR, False),
+        ("0+policy=exclusive", SHARED, True),
+        ("0+policy=exclusive", MONITOR, False),
+        ("0+policy=monitor", EXCLUSIVE, False),
+    ],
+)
+def test_policies_exclude_each_other(text: str, holder: Holder, refused: bool) -> None:
+    if refused:
+        with pytest.raises(HeldDeviceError, match=f"GPU 0, .*held by container {holder.container}"):
+            offer(text, {0: [holder]})
+    else:
+        assert indices(text, {0: [holder]}) == [0]
+
+
+def test_all_means_the_rest_when_some_are_held_exclusively() -> None:
+    assert indices("all", {1: [EXCLUSIVE], 2: [SHARED]}) == [0, 2, 3, 4, 5, 6, 7]
+    assert indices("all+policy=exclusive", {1: [EXCLUSIVE], 2: [SHARED]}) == [0, 3, 4, 5, 6, 7]
+    assert indices("all+policy=monitor", {1: [EXCLUSIVE]}) == list(range(8))
+
+
+def test_all_is_refused_when_nothing_is_left() -> None:
+    with pytest.raises(HeldDeviceError, match="trainer"):
+        offer("all", {i: [EXCLUSIVE] for i in range(8)})
+
+
+def test_a_gpu_split_by_mig_is_never_had_whole() -> None:
+    host = replace(HOST, gpus=tuple(replace(gpu, mig=gpu.index == 0) for gpu in HOST.gpus))
+    assert indices("any", host=host) == [1]
+    assert 0 not in indices("all", host=host)
+    with pytest.raises(MigDeviceError, match="split into MIG instances"):
+        offer("0", host=host)
+
+
+def test_numa_keeps_to_gpus_near_that_node() -> None:
+    assert indices("any:2+numa=2") == [4, 5]
+    with pytest.raises(NotEnoughGpusError, match="2 of 8 are free near NUMA node 2"):
+        offer("any:3+numa=2")
+    with pytest.raises(NotEnoughGpusError, match="GPU 0, .*is near NUMA node 0, not 2"):
+        offer("0+numa=2")
+
+
+def test_an_unknown_numa_node_never_meets_numa() -> None:
+    with pytest.raises(NotEnoughGpusError):
+        offer("any:1+numa=0", host=nvlink_host(numa=[None] * 8))
+
+
+def test_numa_lists_hold_each_of_their_nodes() -> None:
+    host = nvlink_host(2, numa=["0,3-9", "1"])
+    assert indices("any:1+numa=4", host=host) == [0]
+
+
+def test_link_is_asked_of_every_pair() -> None:
+    links = [["X", "PIX", "SYS"], ["PIX", "X", "SYS"], ["SYS", "SYS", "X"]]
+    host = inventory({"links": links})
+    assert indices("any:2+link=pxb", host=host) == [0, 1]
+    with pytest.raises(NotEnoughGpusError, match="no 3 of the free GPUs 0,1,2 have link=pxb"):
+        offer("any:3+link=pxb", host=host)
+    with pytest.raises(NotEnoughGpusError, match="GPUs 0 and 2.*their link is SYS"):
+        offer("0,2+link=phb", host=host)
+
+
+def test_the_reasons_are_the_winning_tuple_in_words() -> None:
+    reasons = offer("any:2").reasons
+    assert reasons[0] == "GPUs 0,1: most NVLink bandwidth between them, 300 GB/s"
+    assert reasons[1] == "then nearest by PCIe: score 20 (NV12)"
+    assert reasons[2] == "then fewest NUMA nodes: 1"
+    assert reasons[3].startswith("then least cut off from the free rest: 3600 GB/s")
+
+
+def test_an_assumed_link_speed_is_said() -> None:
+    host = nvlink_host(model="unheard of")
+    assert "link speed assumed" in offer("any:2", host=host).reasons[0]
+
+
+def test_refusals_are_gpulatch_errors_of_one_line() -> None:
+    nasty = {0: [Holder("evil\ncontainer \x1b[31m permission denied", "exclusive")]}
+    with pytest.raises(GpulatchError) as caught:
+        offer("0", nasty)
+    assert "\n" not in str(caught.value)
+    assert "\x1b" not in str(caught.value)
+    assert "permission denied" not in str(caught.value)

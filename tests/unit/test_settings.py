@@ -1,0 +1,60 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from runtime_wrapper import settings
+from runtime_wrapper.errors import SettingsError, UntrustedPathError
+
+pytestmark = pytest.mark.needs("root")
+
+
+def load(folder: Path, text: str | None = None, name: str = "gpulatch-runtime") -> settings.Settings:
+    if text is not None:
+        (folder / "config.toml").write_text(text)
+    return settings.load(name, str(folder))
+
+
+def test_without_a_file_or_directory_the_defaults_hold(tmp_path: Path) -> None:
+    assert load(tmp_path).mode == "enforce"
+    assert load(tmp_path / "nowhere").mode == "enforce"
+    assert load(tmp_path, "").mode == "enforce"
+
+
+def test_the_mode_is_per_runtime_name(tmp_path: Path) -> None:
+    text = '[runtime.gpulatch-runtime]\nmode = "observe"\n[runtime.other]\n'
+    assert load(tmp_path, text).mode == "observe"
+    assert load(tmp_path, name="other").mode == "enforce"
+    assert load(tmp_path, name="third").mode == "enforce"
+
+
+@pytest.mark.parametrize(
+    ("text", "culprit"),
+    [
+        ("[runtime\nx = 1", "line 1"),
+        ('[runtime.gpulatch-runtime]\nmode = "off-ish"', '"off-ish"'),
+        ("[runtime.gpulatch-runtime]\nmode = 3", '"3"'),
+        ("[runtime.gpulatch-runtime]\nmodus = 1", '"modus"'),
+        ("[runtimes.x]", '"runtimes"'),
+        ("runtime = 1", '"runtime"'),
+        ("[runtime]\nx = 1", '"runtime"'),
+    ],
+)
+def test_a_broken_file_is_refused_with_file_and_culprit(tmp_path: Path, text: str, culprit: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        load(tmp_path, text)
+    assert culprit in str(caught.value)
+    assert "/etc/gpulatch/config.toml" in str(caught.value)
+
+
+def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(SettingsError, match="not valid TOML"):
+        load(tmp_path)
+
+
+def test_a_file_that_others_could_change_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("")
+    os.chown(tmp_path / "config.toml", 1000, 1000)
+    with pytest.raises(UntrustedPathError):
+        load(tmp_path)
