@@ -31,7 +31,7 @@ _CONTAINER_ID = re.compile(r"[A-Za-z0-9_+.-]{1,1024}")
 def main(words: list[str]) -> NoReturn:
     """Prepare the container and become the low-level runtime; exit 1 with one line when the container is refused."""
     runtime_name, link, *arguments = words
-    invocation = argv.parse(arguments, link, os.getcwd(), os.environ, os.getuid())
+    invocation = argv.parse(arguments, link, os.getcwd(), os.environ, os.geteuid())
     try:
         if invocation:
             prepare(runtime_name, link, invocation)
