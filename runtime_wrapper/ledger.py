@@ -176,7 +176,8 @@ def _reconciled(book: Book) -> Book:
     """The book without dead claims, init and cgroup filled in where they are seen for the first time."""
     claims: list[Claim] = []
     for claim in book.claims:
-        trace = liveness.Trace(claim.id, claim.root, claim.token, claim.holder, claim.init, claim.cgroup)
+        token = "" if claim.observed else claim.token  # an observed container's spec was left without a mark
+        trace = liveness.Trace(claim.id, claim.root, token, claim.holder, claim.init, claim.cgroup)
         seen = liveness.look(trace)
         if seen is not None:
             claims.append(claim if seen == trace else replace(claim, init=seen.init, cgroup=seen.cgroup))

@@ -17,7 +17,7 @@ _CGROUP_MOUNT = "/sys/fs/cgroup"
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What is known of a claimed container; init and cgroup once they were seen."""
+    """What is known of a claimed container; init and cgroup once they were seen. An empty token fits any state."""
 
     id: str
     root: str

@@ -26,7 +26,7 @@ def claims(as_json: bool) -> None:
 
 @click.command()
 @click.argument("container_id", metavar="ID")
-@click.option("--force", is_flag=True, help="Also when the container is alive: it keeps its access, only the book forgets.")
+@click.option("--force", is_flag=True, help="Also a live container's: it keeps its access, only the book forgets.")
 def release(container_id: str, force: bool) -> None:
     """Take the claims of a container out of the book; dead ones leave it by themselves."""
     for claim in Ledger().release(container_id, force=force):

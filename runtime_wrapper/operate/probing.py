@@ -43,8 +43,8 @@ def show(inventory: Inventory) -> None:
     title = f"GPUs, driver {inventory.driver_version or 'unknown'}"
     tables.show(title, ("GPU", "UUID", "PCI address", "node", "model", "NUMA", "split by MIG"), rows)
     names = [str(gpu.index) for gpu in inventory.gpus]
-    matrix = [(name, *("X" if link is None else link.kind for link in inventory.links[i])) for i, name in enumerate(names)]
+    kinds = [["X" if link is None else link.kind for link in row] for row in inventory.links]
     if len(names) > 1:
-        tables.show("Links", ("GPU", *names), matrix)
+        tables.show("Links", ("GPU", *names), [(name, *row) for name, row in zip(names, kinds, strict=True)])
     if inventory.bandwidth_assumed:
         click.echo("The NVLink generation is not known: 25 GB/s per link is assumed.")

@@ -40,7 +40,7 @@ class BruteForce:
         return self.sums[mask]
 
     def best(self, free: list[int], size: int) -> tuple[int, ...]:
-        return min((self.key(set_, free) for set_ in combinations(free, size)))[-1]
+        return min(self.key(set_, free) for set_ in combinations(free, size))[-1]
 
     def key(self, set_: tuple[int, ...], free: list[int]) -> tuple[Any, ...]:
         chosen, everything = sum(1 << i for i in set_), sum(1 << i for i in free)
