@@ -1,0 +1,39 @@
+"""docs/errors.md and the error classes say the same."""
+
+import re
+from pathlib import Path
+
+from runtime_wrapper import errors
+from runtime_wrapper.errors import GpulatchError
+
+CHECKOUT = Path(__file__).parent.parent.parent
+ROW = re.compile(r"^\| (GL-\d{4}) \| `(\w+)` \| (.+) \| (.+) \|$", re.MULTILINE)
+
+
+def classes() -> dict[str, type[GpulatchError]]:
+    found = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, GpulatchError)]
+    return {kind.code: kind for kind in found if kind is not GpulatchError}
+
+
+def test_each_class_has_a_code_of_its_own() -> None:
+    kinds = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, GpulatchError)]
+    assert len({kind.code for kind in kinds}) == len(kinds)
+
+
+def test_the_page_lists_every_code_with_its_class() -> None:
+    rows = {code: name for code, name, _, _ in ROW.findall((CHECKOUT / "docs/errors.md").read_text())}
+    assert rows == {code: kind.__name__ for code, kind in classes().items()}
+
+
+def test_the_page_says_for_each_code_what_it_means_and_what_to_do() -> None:
+    for code, _, meaning, remedy in ROW.findall((CHECKOUT / "docs/errors.md").read_text()):
+        assert len(meaning) > 20, code
+        assert len(remedy) > 15, code
+
+
+def test_every_class_is_raised_somewhere() -> None:
+    source = "\n".join(
+        path.read_text() for path in (CHECKOUT / "runtime_wrapper").rglob("*.py") if path.name != "errors.py"
+    )
+    for kind in classes().values():
+        assert f"{kind.__name__}(" in source, f"{kind.__name__} is never raised"

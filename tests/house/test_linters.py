@@ -1,0 +1,35 @@
+"""The linters, and the size of things."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).parent.parent.parent
+
+
+@pytest.mark.parametrize("command", [["ruff", "check"], ["ruff", "format", "--check"], ["mypy"]], ids=" ".join)
+def test_linter(command: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-m", *command], cwd=CHECKOUT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "script", ["packaging/build", "packaging/prepare", "packaging/quickstart", "tests/run", ".ci/run"]
+)
+def test_shell_scripts_parse_and_can_be_executed(script: str) -> None:
+    path = CHECKOUT / script
+    assert path.stat().st_mode & 0o111
+    subprocess.run(["bash", "-n", str(path)], check=True)
+
+
+def test_texts_name_no_absolute_path_of_a_developer() -> None:
+    done = subprocess.run(
+        ["git", "grep", "-nE", "/home/[a-z]|/root/|/Users/", "--", ":!tests", ":!LICENSE"],
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == ""
