@@ -5,7 +5,6 @@ Hot. Works on a directory descriptor, so that nothing on the path can be swapped
 
 import contextlib
 import os
-import secrets
 
 _TEMPORARY = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -18,7 +17,7 @@ def replace(dir_fd: int, name: str, data: bytes, mode: int = 0o600, *, fsync: bo
     at once the last one wins; owner, extended attributes and hard links of the old file are not kept; a kill between
     open and rename leaves a temporary file `.<name>.<random>` behind.
     """
-    temporary = f".{name}.{secrets.token_hex(8)}"
+    temporary = f".{name}.{os.urandom(8).hex()}"
     fd = os.open(temporary, _TEMPORARY, mode, dir_fd=dir_fd)
     try:
         try:

@@ -56,9 +56,29 @@ class Claim:
         short = self.id[:12]
         return f"{self.name} ({short})" if self.name else short
 
+    def to_json(self) -> dict[str, Any]:
+        """The claim as JSON values, written out because dataclasses.asdict takes ten times as long under the lock."""
+        return {
+            "id": self.id,
+            "root": self.root,
+            "bundle": self.bundle,
+            "name": self.name,
+            "runtime": self.runtime,
+            "devices": [{"pci": device.pci, "uuid": device.uuid, "index": device.index} for device in self.devices],
+            "policy": self.policy,
+            "source": self.source,
+            "request": self.request,
+            "since": self.since,
+            "holder": self.holder.to_json(),
+            "init": self.init.to_json() if self.init else None,
+            "cgroup": self.cgroup,
+            "memory_mib": self.memory_mib,
+            "observed": self.observed,
+        }
+
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
-        """The claim that `asdict` made. Raises KeyError, TypeError, ValueError."""
+        """The claim that `to_json` made. Raises KeyError, TypeError, ValueError."""
         devices = tuple(Device(**device) for device in data["devices"])
         init = Process(**data["init"]) if data["init"] else None
         return cls(**{**data, "devices": devices, "holder": Process(**data["holder"]), "init": init})

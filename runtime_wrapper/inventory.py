@@ -51,6 +51,12 @@ class Link:
         """The name of the best path: `NV4` or the PCIe class."""
         return f"NV{self.nvlinks}" if self.nvlinks else self.pcie
 
+    def meets(self, least: str | None) -> bool:
+        """Whether this is at least the link class that a request asks for (nvlink > pix > pxb > phb > node > any)."""
+        if least in (None, "any") or self.nvlinks:
+            return True
+        return least != "nvlink" and PCIE_SCORE[self.pcie] >= PCIE_SCORE[str(least).upper()]
+
 
 @dataclass(frozen=True, slots=True)
 class Nic:

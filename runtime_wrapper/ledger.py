@@ -12,8 +12,7 @@ import os
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass, field, replace
 from types import FrameType
 
 from runtime_wrapper import atomic, liveness, proc, trust
@@ -22,7 +21,6 @@ from runtime_wrapper.errors import LedgerError, LiveClaimError, LockTimeoutError
 from runtime_wrapper.inventory import Inventory
 from runtime_wrapper.placement import Holder
 
-STATE_DIR = "/run/gpulatch"
 FILE = "ledger.json"
 LOCK = "lock"
 SCHEMA = "gpulatch-ledger/1"
@@ -74,7 +72,7 @@ class Book:
 class Ledger:
     """The ledger in one state directory."""
 
-    state_dir: str = STATE_DIR
+    state_dir: str = trust.STATE_DIR
 
     @contextmanager
     def locked(self) -> Iterator[Book]:
@@ -143,7 +141,7 @@ class Ledger:
             "schema": SCHEMA,
             "boot_id": proc.boot_id(),
             "generation": book.generation + 1,
-            "claims": [asdict(claim) for claim in book.claims],
+            "claims": [claim.to_json() for claim in book.claims],
         }
         try:
             atomic.replace(directory, FILE, json.dumps(data).encode(), 0o600)
@@ -165,11 +163,6 @@ def parse(raw: bytes, where: str) -> Book:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         hint = f"stop the GPU containers, then run: mv {where} {where}.bad"
         raise LedgerError("ledger", where, f"is damaged ({type(error).__name__}: {error})", hint) from error
-
-
-def now() -> str:
-    """The present moment, RFC 3339 in UTC."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _reconciled(book: Book) -> Book:

@@ -17,7 +17,7 @@ from runtime_wrapper.errors import (
     quoted,
 )
 from runtime_wrapper.inventory import Gpu, Inventory, numa_nodes
-from runtime_wrapper.request import EXCLUSIVE, MONITOR, Request, satisfies_link
+from runtime_wrapper.request import EXCLUSIVE, MONITOR, Request
 from runtime_wrapper.search import Score, best_set, explain, index_list
 
 
@@ -73,9 +73,7 @@ def _best_of_free(named: Sequence[Gpu], request: Request, inventory: Inventory, 
     best = best_set(free, required, size, candidates, inventory, request.link)
     if best is None:
         why = f"no {size} of the free GPUs {index_list(free)} have link={request.link} between every two"
-        raise NotEnoughGpusError(
-            f"{request.count} free GPUs", request.where, why, "ask for a looser link or fewer GPUs"
-        )
+        raise NotEnoughGpusError(_wish(request), request.where, why, "ask for a looser link or fewer GPUs")
     return best
 
 
@@ -163,13 +161,18 @@ def _near(gpu: Gpu, numa: int | None) -> bool:
 def _not_enough(request: Request, free: int, inventory: Inventory, holders: Holders) -> NotEnoughGpusError:
     total = sum(not gpu.mig for gpu in inventory.gpus)
     near = f" near NUMA node {request.numa}" if request.numa is not None else ""
-    asked = f"{request.count} free GPUs" if request.count else "all GPUs"
     if request.count > total:
         why, hint = f"this host has {total} whole GPUs", "ask for fewer"
     else:
         why = f"{free} of {total} are free{near}{_held_by(holders)}"
         hint = "stop one of the holders or ask for fewer (see: gpulatch claims)"
-    return NotEnoughGpusError(asked, request.where, why, hint)
+    return NotEnoughGpusError(_wish(request), request.where, why, hint)
+
+
+def _wish(request: Request) -> str:
+    if request.count:
+        return f"{request.count} free GPU" + ("s" if request.count > 1 else "")
+    return "all GPUs"
 
 
 def _held_by(holders: Holders) -> str:
@@ -187,7 +190,7 @@ def _check_constraints(chosen: Sequence[Gpu], request: Request, inventory: Inven
             raise NotEnoughGpusError(f"GPU {gpu.index}", request.where, why, "drop numa= or name another GPU")
     for a, b in combinations(chosen, 2):
         link = inventory.link(a.index, b.index)
-        if not satisfies_link(link.pcie, link.nvlinks, request.link):
+        if not link.meets(request.link):
             why = f"their link is {link.kind}, not at least link={request.link}"
             raise NotEnoughGpusError(
                 f"GPUs {a.index} and {b.index}", request.where, why, "drop link= or name other GPUs"

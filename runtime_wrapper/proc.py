@@ -25,6 +25,10 @@ class Process:
             raise RuntimeError("/proc does not show the calling process")
         return cls(pid, int(fields[19]))
 
+    def to_json(self) -> dict[str, int]:
+        """The process as JSON values."""
+        return {"pid": self.pid, "start": self.start}
+
     def alive(self) -> bool:
         """Whether this very process still runs."""
         fields = _stat_fields(self.pid)
@@ -54,7 +58,12 @@ def boot_id() -> str:
 def _stat_fields(pid: int) -> list[bytes] | None:
     """The fields of /proc/<pid>/stat after the command name (which may hold anything), or None when it is gone."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()
+        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
+    try:
+        return os.read(fd, 4096).rpartition(b")")[2].split()
+    except OSError:
+        return None
+    finally:
+        os.close(fd)

@@ -7,11 +7,9 @@ getLastRuntimeError), Podman shows stderr. On success nothing is printed: stderr
 import json
 import os
 import sys
-import traceback
 
-from runtime_wrapper import atomic, trust
+from runtime_wrapper import atomic, clock, trust
 from runtime_wrapper.errors import GpulatchError, InternalError
-from runtime_wrapper.ledger import STATE_DIR, now
 
 _LOG_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 TRACEBACK_FILE = "traceback.txt"
@@ -33,9 +31,11 @@ def observation(error: GpulatchError, log: str | None, log_format: str) -> None:
 
 def unexpected(error: Exception) -> InternalError:
     """An unforeseen exception as a refusal; its traceback is kept in the state directory where that can be had."""
-    where = f"{STATE_DIR}/{TRACEBACK_FILE}"
+    import traceback  # here, because it is slow to import and only a bug needs it
+
+    where = f"{trust.STATE_DIR}/{TRACEBACK_FILE}"
     try:
-        directory = trust.open_private_directory(STATE_DIR, "state directory", create=True)
+        directory = trust.open_private_directory(trust.STATE_DIR, "state directory", create=True)
         try:
             atomic.replace(directory, TRACEBACK_FILE, "".join(traceback.format_exception(error)).encode(), 0o600)
         finally:
@@ -47,8 +47,8 @@ def unexpected(error: Exception) -> InternalError:
 
 def _record(level: str, line: str, log_format: str) -> bytes:
     if log_format == "json":
-        return (json.dumps({"level": level, "msg": line, "time": now()}) + "\n").encode()
-    return f"time={json.dumps(now())} level={level} msg={json.dumps(line)}\n".encode()
+        return (json.dumps({"level": level, "msg": line, "time": clock.now()}) + "\n").encode()
+    return f"time={json.dumps(clock.now())} level={level} msg={json.dumps(line)}\n".encode()
 
 
 def _append(path: str, record: bytes) -> None:

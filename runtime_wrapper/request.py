@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from runtime_wrapper import spec
 from runtime_wrapper.errors import RequestError, quoted
-from runtime_wrapper.inventory import PCIE_SCORE
 
 ANNOTATION = "gpulatch.io/gpus"
 OWN_VARIABLE = "GPULATCH_GPUS"
@@ -159,10 +158,3 @@ def _positive(digits: str, selector: str, where: str) -> int:
     if int(digits) == 0:
         raise RequestError(f"count {quoted(selector)}", where, "asks for no GPU", "say none, or a count of at least 1")
     return int(digits)
-
-
-def satisfies_link(kind: str, nvlinks: int, least: str | None) -> bool:
-    """Whether a pair's PCIe class and number of NVLinks meet the least link class (nvlink > pix > ... > node)."""
-    if least in (None, "any") or nvlinks:
-        return True
-    return least != "nvlink" and PCIE_SCORE[kind] >= PCIE_SCORE[str(least).upper()]

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from runtime_wrapper.inventory import PCIE_SCORE, Inventory
-from runtime_wrapper.request import satisfies_link
 
 # One integer holds both sums of a set of links, NVLink MB/s above PCIe score: 2**20 is more than any sum of PCIe scores
 # (a pair has at most 50), so comparing integers compares NVLink first and PCIe second.
@@ -139,12 +138,7 @@ def _weights(
     ids: Sequence[int], inventory: Inventory, link: str | None
 ) -> tuple[dict[int, dict[int, int]], dict[int, frozenset[int]]]:
     weight: dict[int, dict[int, int]] = {a: {b: _weight(inventory, a, b) for b in ids if b != a} for a in ids}
-    allowed = {
-        a: frozenset(
-            b for b in ids if b != a and satisfies_link(inventory.link(a, b).pcie, inventory.link(a, b).nvlinks, link)
-        )
-        for a in ids
-    }
+    allowed = {a: frozenset(b for b in ids if b != a and inventory.link(a, b).meets(link)) for a in ids}
     return weight, allowed
 
 

@@ -8,19 +8,16 @@ a whole snapshot and the last one stays.
 import contextlib
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import astuple
-from datetime import UTC, datetime
 from typing import Any
 
-from runtime_wrapper import atomic, trust
+from runtime_wrapper import atomic, clock, trust
 from runtime_wrapper.errors import GpulatchError, MachineFileError, ProbeError, UntrustedPathError, one_line, quoted
 from runtime_wrapper.inventory import Inventory
 from runtime_wrapper.probe import host
 
-STATE_DIR = "/run/gpulatch"
 NAME = "inventory.json"
 
 # How long a killed child may take to go; one that sits in the driver in state D does not go at all.
@@ -30,7 +27,7 @@ _CHILD = os.path.join(os.path.dirname(os.path.abspath(host.__file__)), "child.py
 _HINT = "see dmesg for what the driver says, then run: gpulatch probe"
 
 
-def load(timeout_s: float = 10.0, state_dir: str = STATE_DIR, roots: host.Roots = host.THIS_HOST) -> Inventory:
+def load(timeout_s: float = 10.0, state_dir: str = trust.STATE_DIR, roots: host.Roots = host.THIS_HOST) -> Inventory:
     """The inventory as it is now. `state_dir` must exist.
 
     Raises NoDriverError, ProbeError after `timeout_s` (plus `GRACE_S` at most), MachineFileError, UntrustedPathError.
@@ -45,7 +42,7 @@ def load(timeout_s: float = 10.0, state_dir: str = STATE_DIR, roots: host.Roots 
         os.close(folder)
 
 
-def refresh(timeout_s: float = 10.0, state_dir: str = STATE_DIR, roots: host.Roots = host.THIS_HOST) -> Inventory:
+def refresh(timeout_s: float = 10.0, state_dir: str = trust.STATE_DIR, roots: host.Roots = host.THIS_HOST) -> Inventory:
     """The inventory from a new probe, whatever the snapshot says. `state_dir` must exist. Raises as `load`."""
     folder = trust.open_private_directory(state_dir, "state directory", create=False)
     try:
@@ -73,7 +70,7 @@ def _stored(folder: int, where: str, fingerprint: dict[str, Any]) -> Inventory |
 def _probed(folder: int, command: Sequence[str], timeout_s: float) -> Inventory:
     found = _ask(command, timeout_s)
     inventory = Inventory.from_json(found["inventory"], "output of the probe")
-    snapshot = {**found, "probed_at": datetime.now(UTC).isoformat(timespec="milliseconds")}
+    snapshot = {**found, "probed_at": clock.now()}
     with contextlib.suppress(OSError):  # without a snapshot the next create probes again, nothing is wrong
         atomic.replace(folder, NAME, json.dumps(snapshot).encode())
     return inventory
@@ -97,6 +94,8 @@ def _ask(command: Sequence[str], timeout_s: float) -> dict[str, Any]:
 
 def _run(command: Sequence[str], timeout_s: float) -> tuple[bytes, bytes]:
     """Output and complaint of the child, which is given up when it does not die of SIGKILL: nothing waits for it."""
+    import subprocess  # here, because a create with a true snapshot starts no child and the import is slow
+
     child = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={}, cwd="/"
     )

@@ -5,7 +5,6 @@ itself. A bundle that comes a second time (run again, or killed between write an
 gpulatch's own edits never count as a request.
 """
 
-import hashlib
 import json
 import os
 from dataclasses import dataclass
@@ -78,7 +77,7 @@ def original(spec: Spec) -> Spec:
     if marks.get(EDITED_MARK) != _digest_without_mark(spec.data):
         raise ChangedSpecError(WHAT, spec.path, "was changed after gpulatch wrote it", hint)
     kept = read(kept_path)
-    if kept is None or marks.get(ORIGINAL_MARK) != hashlib.sha256(kept.raw).hexdigest():
+    if kept is None or marks.get(ORIGINAL_MARK) != _sha256(kept.raw):
         raise ChangedSpecError(WHAT, spec.path, f"was written by gpulatch, and {kept_path} is not its original", hint)
     return Spec(spec.path, kept.raw, kept.data, spec.distrust or kept.distrust)
 
@@ -89,7 +88,7 @@ def write(spec: Spec, edited: Json, claim_token: str | None) -> None:
     `claim_token` marks the container of this claim: the low-level runtime keeps annotations in its state. Not synced to
     disk: after a power failure the container is gone anyway. Raises SpecError, nothing half-written.
     """
-    marks = {ORIGINAL_MARK: hashlib.sha256(spec.raw).hexdigest()}
+    marks = {ORIGINAL_MARK: _sha256(spec.raw)}
     if claim_token:
         marks[CLAIM_MARK] = claim_token
     edited = {**edited, "annotations": {**section(edited, "annotations"), **marks}}
@@ -163,4 +162,10 @@ def _parse(path: str, raw: bytes) -> Json | None:
 
 def _digest_without_mark(data: Json) -> str:
     annotations = {name: text for name, text in section(data, "annotations").items() if name != EDITED_MARK}
-    return hashlib.sha256(json.dumps({**data, "annotations": annotations}, sort_keys=True).encode()).hexdigest()
+    return _sha256(json.dumps({**data, "annotations": annotations}, sort_keys=True).encode())
+
+
+def _sha256(data: bytes) -> str:
+    import hashlib  # here, because it loads OpenSSL and a container without a GPU request has no use for it
+
+    return hashlib.sha256(data).hexdigest()

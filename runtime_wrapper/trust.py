@@ -10,6 +10,7 @@ import stat
 
 from runtime_wrapper.errors import UntrustedPathError, errno_name
 
+STATE_DIR = "/run/gpulatch"
 MAX_FILE_BYTES = 16 * 1024 * 1024
 ROOT_UID = 0
 

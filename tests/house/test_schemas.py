@@ -1,4 +1,4 @@
-"""Every JSON object that gpulatch writes: its schema takes the good samples, refuses bad ones, and fits the documents."""
+"""Every JSON object that gpulatch writes: its schema takes good samples, refuses bad ones, fits the documents."""
 
 import json
 import re

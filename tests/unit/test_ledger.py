@@ -13,6 +13,7 @@ from drivers.samples import nvlink_host
 
 from runtime_wrapper import ledger as ledger_module
 from runtime_wrapper.claim import Claim, devices_of
+from runtime_wrapper.clock import now
 from runtime_wrapper.errors import (
     LedgerError,
     LiveClaimError,
@@ -21,7 +22,7 @@ from runtime_wrapper.errors import (
     NotRootError,
     UntrustedPathError,
 )
-from runtime_wrapper.ledger import Ledger, now
+from runtime_wrapper.ledger import Ledger
 from runtime_wrapper.proc import Process
 
 pytestmark = pytest.mark.needs("root")

@@ -6,7 +6,8 @@ import pytest
 
 from runtime_wrapper import request
 from runtime_wrapper.errors import RequestError
-from runtime_wrapper.request import Request, find, parse, satisfies_link
+from runtime_wrapper.inventory import Link
+from runtime_wrapper.request import Request, find, parse
 
 NVIDIA_CASES = json.loads((Path(__file__).parent.parent / "data/nvidia_requests.json").read_text())
 
@@ -205,4 +206,4 @@ def test_the_variable_means_what_it_means_to_nvidias_runtime(case: dict[str, Any
     ],
 )
 def test_link_classes_are_ordered(pcie: str, nvlinks: int, least: str | None, meets: bool) -> None:
-    assert satisfies_link(pcie, nvlinks, least) is meets
+    assert Link(pcie, nvlinks).meets(least) is meets
