@@ -13,6 +13,7 @@ from pathlib import Path
 
 import click
 from rich.panel import Panel
+from rich.text import Text
 
 from runtime_wrapper.errors import LowLevelError, NotRootError
 from runtime_wrapper.operate import sample_bundle, sandbox, simulated_host, tables
@@ -85,7 +86,7 @@ class Story:
             check=True,
         )
         for reason in json.loads(answer.stdout)["reasons"]:
-            self.console.print(f"    {reason}")
+            self.console.print(f"    {reason}", markup=False)
         subprocess.run(self.run_command(name, bundle), stdin=subprocess.DEVNULL, check=True)
 
     def refuse(self, name: str, text: str, meaning: str) -> None:
@@ -95,7 +96,7 @@ class Story:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
         if done.returncode == 0:
             raise RuntimeError(f"container {name} should have been refused")
-        self.console.print(Panel(tables.printable(done.stderr.strip()), title=f"exit code {done.returncode}"))
+        self.console.print(Panel(Text(tables.printable(done.stderr.strip())), title=f"exit code {done.returncode}"))
 
     def show_access(self) -> None:
         """Try every node from inside each container."""
