@@ -114,12 +114,17 @@ class Inventory:
             ) from error
 
 
+MAX_NUMA_NODES = 1024  # the kernel's limit, CONFIG_NODES_SHIFT=10
+
+
 def numa_nodes(text: str | None) -> frozenset[int]:
     """The NUMA nodes in a list such as `0,3-9`; empty when unknown (None, empty, `N/A`, `-1` or not a list)."""
     nodes: set[int] = set()
     for part in (text or "").split(","):
         first, _, last = part.strip().partition("-")
         if not first.isdecimal() or (last and not last.isdecimal()):
+            return frozenset()
+        if len(first + last) > 8 or int(last or first) >= MAX_NUMA_NODES:
             return frozenset()
         nodes.update(range(int(first), int(last or first) + 1))
     return frozenset(nodes)

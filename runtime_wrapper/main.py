@@ -26,14 +26,14 @@ def main(words: list[str]) -> NoReturn:
         invocation = argv.parse(arguments, link, _working_directory(), os.environ, os.geteuid())
         if invocation:
             prepare(runtime_name, link, invocation)
+    except GpulatchError as error:
+        _refuse_or_let_pass(error, runtime_name, invocation)
+    except Exception as error:
+        _refuse_or_let_pass(report.unexpected(error), runtime_name, invocation)
+    try:
         lowlevel.become(link, arguments)
     except GpulatchError as error:
-        refusal = error
-    except Exception as error:
-        refusal = report.unexpected(error)
-    log, log_format = (invocation.log, invocation.log_format) if invocation else (None, "text")
-    report.refusal(refusal, log, log_format)
-    sys.exit(1)
+        _refuse(error, invocation)
 
 
 def prepare(runtime_name: str, link: str, invocation: Invocation) -> None:
@@ -51,6 +51,28 @@ def prepare(runtime_name: str, link: str, invocation: Invocation) -> None:
     from runtime_wrapper import pipeline  # here, because most containers ask for no GPU and need none of it
 
     pipeline.give(runtime_name, link, invocation, found, original, wanted)
+
+
+def _refuse_or_let_pass(error: GpulatchError, runtime_name: str, invocation: Invocation | None) -> None:
+    """In observe mode nothing that gpulatch thinks or gets wrong keeps a container from starting."""
+    from runtime_wrapper import settings  # here, because most calls neither ask for a GPU nor fail
+
+    try:
+        observing = settings.load(runtime_name).mode == settings.OBSERVE
+    except GpulatchError:
+        observing = False
+    if not observing:
+        _refuse(error, invocation)
+    if invocation and invocation.log:
+        report.observation(error, invocation.log, invocation.log_format)
+
+
+def _refuse(error: GpulatchError, invocation: Invocation | None) -> NoReturn:
+    if invocation:
+        report.refusal(error, invocation.log, invocation.log_format)
+    else:
+        report.refusal(error, None, "text")
+    sys.exit(1)
 
 
 def _working_directory() -> str:

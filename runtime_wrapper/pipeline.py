@@ -7,11 +7,11 @@ claim ends with it.
 
 import re
 
-from runtime_wrapper import clock, devices, edits, lowlevel, placement, report, settings, snapshot, spec
+from runtime_wrapper import clock, devices, edits, lowlevel, placement, settings, snapshot, spec
 from runtime_wrapper.argv import Invocation
 from runtime_wrapper.claim import Claim, devices_of
 from runtime_wrapper.edits import Grant
-from runtime_wrapper.errors import ContainerIdError, GpulatchError, RestoreError, quoted
+from runtime_wrapper.errors import ContainerIdError, RestoreError, quoted
 from runtime_wrapper.ledger import Ledger
 from runtime_wrapper.placement import Offer
 from runtime_wrapper.proc import Process
@@ -28,7 +28,8 @@ def give(runtime_name: str, link: str, invocation: Invocation, found: Spec, orig
     """
     _require_usable(found, invocation, wanted)
     if settings.load(runtime_name).mode == settings.OBSERVE:
-        _observe(runtime_name, invocation, original, wanted)
+        if not wanted.none:
+            _book(runtime_name, invocation, original, wanted, observed=True)
         return
     claim = None
     offer = Offer((), wanted.policy, ())
@@ -94,12 +95,3 @@ def _claim(
         holder=Process.current(),
         observed=observed,
     )
-
-
-def _observe(runtime_name: str, invocation: Invocation, original: Spec, wanted: Request) -> None:
-    """Book what would be granted, marked so that it hinders nobody; say in the engine's log what would be refused."""
-    try:
-        if not wanted.none:
-            _book(runtime_name, invocation, original, wanted, observed=True)
-    except GpulatchError as error:
-        report.observation(error, invocation.log, invocation.log_format)

@@ -23,10 +23,9 @@ def refusal(error: GpulatchError, log: str | None, log_format: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def observation(error: GpulatchError, log: str | None, log_format: str) -> None:
+def observation(error: GpulatchError, log: str, log_format: str) -> None:
     """Note in the engine's log what observe mode lets pass; stderr belongs to the container that starts."""
-    if log:
-        _append(log, _record("warning", f"{error} [observe mode: let pass]", log_format))
+    _append(log, _record("warning", f"{error} [observe mode: let pass]", log_format))
 
 
 def unexpected(error: Exception) -> InternalError:

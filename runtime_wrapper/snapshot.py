@@ -57,12 +57,16 @@ def probe_command(roots: host.Roots) -> list[str]:
 
 
 def _stored(folder: int, where: str, fingerprint: dict[str, Any]) -> Inventory | None:
-    """The stored inventory if it is still true; a corrupt snapshot counts as none."""
+    """The stored inventory if it is still true; a corrupt snapshot counts as none.
+
+    Nothing tells that the driver has come to know the UUID of a GPU since, so one without it is looked at again.
+    """
     try:
         snapshot = json.loads(trust.read_file(folder, NAME, "inventory snapshot", where))
         if snapshot["fingerprint"] != fingerprint:
             return None
-        return Inventory.from_json(snapshot["inventory"], where)
+        stored = Inventory.from_json(snapshot["inventory"], where)
+        return stored if all(gpu.uuid for gpu in stored.gpus) else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError, UntrustedPathError, MachineFileError):
         return None
 

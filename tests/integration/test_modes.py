@@ -1,6 +1,7 @@
 """Modes other than enforcing by ourselves: observe, switched off, delegate to NVIDIA's runtime."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,26 @@ def test_what_observe_would_refuse_starts_and_is_noted_in_the_log(host: Host, bu
     assert record["level"] == "warning"
     assert "99 free GPUs" in record["msg"]
     assert "observe mode: let pass" in record["msg"]
+
+
+@pytest.mark.parametrize("fault", ["bad token", "foreign bundle", "no driver", "damaged ledger", "odd id"])
+def test_observe_lets_everything_pass(host: Host, bundle: Bundle, fault: str) -> None:
+    observe()
+    bundle.asking_for("rubbish" if fault == "bad token" else "any:1")
+    if fault == "foreign bundle":
+        os.chown(bundle.path, 1000, 1000)
+    elif fault == "no driver":
+        host.run(["umount", "-l", "/proc/driver"])
+    elif fault == "damaged ledger":
+        Path("/run/gpulatch").mkdir(mode=0o700)
+        Path("/run/gpulatch/ledger.json").write_text("{")
+    before = bundle.config.read_bytes()
+    done = host.start(bundle.path, "c1" if fault != "odd id" else "a" * 1025)
+    if fault == "odd id":  # a file name that long cannot be: runc says so
+        assert "gpulatch" not in done.stderr
+    else:
+        assert (done.returncode, done.stderr) == (0, "")
+    assert bundle.config.read_bytes() == before
 
 
 def test_an_observed_container_that_ended_is_gone_from_the_book(host: Host, bundle: Bundle) -> None:

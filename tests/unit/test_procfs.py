@@ -4,11 +4,11 @@ import os
 from pathlib import Path
 
 import pytest
+from drivers.driver_tree import DriverTree
 
 from runtime_wrapper.errors import NoDriverError, ProbeError, UntrustedPathError
 from runtime_wrapper.probe import procfs
 from runtime_wrapper.probe.procfs import Information, Majors, NodeRules
-from tests.drivers.driver_tree import DriverTree
 
 A10G = (
     "Model: \t\t NVIDIA A10G\nIRQ:   \t\t 42\nGPU UUID: \t GPU-82523fd8-3897-f599-d088-ccd04ae45ec1\n"

@@ -10,12 +10,12 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+from drivers.driver_tree import DriverTree
 
 from runtime_wrapper import atomic, snapshot, trust
 from runtime_wrapper.errors import MachineFileError, NoDriverError, ProbeError, UntrustedPathError
 from runtime_wrapper.inventory import Inventory, Link
 from runtime_wrapper.probe import host
-from tests.drivers.driver_tree import DriverTree
 
 LIMIT_S = 10.0
 
@@ -291,3 +291,14 @@ def test_a_write_cut_short_is_continued_and_one_that_fails_leaves_nothing(
         atomic.replace(folder, "a", b"other")
     assert os.listdir(tmp_path) == ["a"]
     assert (tmp_path / "a").read_bytes() == b"0123456789" * 3
+
+
+def test_a_snapshot_without_a_gpus_uuid_is_looked_at_again_until_it_is_known(snapshots: Snapshots) -> None:
+    information = snapshots.top / "proc/driver/nvidia/gpus/0000:02:00.0/information"
+    known = information.read_text()
+    information.write_text(known.replace("GPU-00000000-11c1", "GPU-????????-????"))
+    assert [gpu.uuid is None for gpu in snapshots.load().gpus] == [False, True]
+    information.write_text(known)
+    assert all(gpu.uuid for gpu in snapshots.load().gpus)
+    snapshots.load()
+    assert snapshots.probes == 2

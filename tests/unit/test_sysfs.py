@@ -5,11 +5,11 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
+from drivers.driver_tree import DriverTree
 
 from runtime_wrapper.inventory import PCIE_SCORE
 from runtime_wrapper.operate import pci_tree
 from runtime_wrapper.probe import machine, sysfs
-from tests.drivers.driver_tree import DriverTree
 
 MACHINES = json.loads((Path(__file__).parent.parent / "data/machines.json").read_text())
 
