@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from runtime_wrapper.inventory import Gpu
-from runtime_wrapper.proc import Process
+from runtime_wrapper.proc import Cgroup, Process
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,7 @@ class Claim:
     id: str
     root: str
     bundle: str
+    config: str
     name: str | None
     runtime: str
     devices: tuple[Device, ...]
@@ -41,7 +42,7 @@ class Claim:
     since: str
     holder: Process
     init: Process | None = None
-    cgroup: str | None = None
+    cgroup: Cgroup | None = None
     memory_mib: int | None = None
     observed: bool = False
 
@@ -62,6 +63,7 @@ class Claim:
             "id": self.id,
             "root": self.root,
             "bundle": self.bundle,
+            "config": self.config,
             "name": self.name,
             "runtime": self.runtime,
             "devices": [{"pci": device.pci, "uuid": device.uuid, "index": device.index} for device in self.devices],
@@ -71,7 +73,7 @@ class Claim:
             "since": self.since,
             "holder": self.holder.to_json(),
             "init": self.init.to_json() if self.init else None,
-            "cgroup": self.cgroup,
+            "cgroup": self.cgroup.to_json() if self.cgroup else None,
             "memory_mib": self.memory_mib,
             "observed": self.observed,
         }
@@ -79,9 +81,13 @@ class Claim:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
         """The claim that `to_json` made. Raises KeyError, TypeError, ValueError."""
-        devices = tuple(Device(**device) for device in data["devices"])
-        init = Process(**data["init"]) if data["init"] else None
-        return cls(**{**data, "devices": devices, "holder": Process(**data["holder"]), "init": init})
+        known = {
+            "devices": tuple(Device(**device) for device in data["devices"]),
+            "holder": Process(**data["holder"]),
+            "init": Process(**data["init"]) if data["init"] else None,
+            "cgroup": Cgroup(**data["cgroup"]) if data["cgroup"] else None,
+        }
+        return cls(**{**data, **known})
 
 
 def devices_of(gpus: Sequence[Gpu]) -> tuple[Device, ...]:

@@ -4,6 +4,7 @@ Pure: a spec and a grant in, a new spec out. Everything is in the spec, nothing 
 runs in the container. GPU nodes and rules that the spec brought along and the grant does not hold are dropped first.
 """
 
+import json
 import os
 from collections.abc import Sequence
 from copy import deepcopy
@@ -14,7 +15,7 @@ from runtime_wrapper import cuda, spec
 from runtime_wrapper.devices import DeviceNode, Numbers
 from runtime_wrapper.errors import HiddenDeviceError, NoDriverError, SpecError, quoted
 from runtime_wrapper.inventory import Gpu
-from runtime_wrapper.request import NVIDIA_VARIABLE
+from runtime_wrapper.request import CDI_PREFIX, NVIDIA_VARIABLE
 
 DEVICES_VARIABLE = "GPULATCH_DEVICES"
 CAPABILITIES_VARIABLE = "NVIDIA_DRIVER_CAPABILITIES"
@@ -43,12 +44,27 @@ def capabilities(data: spec.Json) -> frozenset[str]:
 def apply(data: spec.Json, grant: Grant) -> spec.Json:
     """The spec with the grant in it. Raises HiddenDeviceError, CudaVisibleDevicesError, NoDriverError, SpecError."""
     _refuse_hidden(data, grant.nodes)
-    edited = deepcopy(data)
+    edited = _copied(data)
     _drop_gpu_access(edited, grant.numbers)
     _drop_nvidia_hook(edited)
     _add_nodes(edited, grant.nodes)
     _set_variables(edited, grant)
     return edited
+
+
+def silence_nvidia(data: spec.Json) -> spec.Json:
+    """The spec with nothing in it on which NVIDIA's own runtime would act by itself. Raises SpecError."""
+    edited = _copied(data)
+    _drop_cdi_annotations(edited)
+    _set_environment(edited, {NVIDIA_VARIABLE: "void"})
+    return edited
+
+
+def _copied(data: spec.Json) -> spec.Json:
+    try:
+        return deepcopy(data)
+    except RecursionError as error:
+        raise SpecError(spec.WHAT, "config.json", "is nested too deeply", "let the engine write it again") from error
 
 
 def _refuse_hidden(data: spec.Json, nodes: Sequence[DeviceNode]) -> None:
@@ -57,7 +73,7 @@ def _refuse_hidden(data: spec.Json, nodes: Sequence[DeviceNode]) -> None:
     for mount in mounts if isinstance(mounts, list) else []:
         if not isinstance(mount, dict):
             continue
-        target = os.path.normpath(str(mount.get("destination", "")))
+        target = os.path.normpath("/" + str(mount.get("destination", "")).lstrip("/"))
         for node in nodes:
             if _covers(target, node.path) and not _shows_it_anyway(mount, target, node.path):
                 why = f"a mount of the container on {quoted(target)} covers it"
@@ -71,30 +87,48 @@ def _covers(target: str, path: str) -> bool:
 
 
 def _shows_it_anyway(mount: spec.Json, target: str, path: str) -> bool:
-    """An empty /dev or root that the runtime fills afterwards, or the host's own /dev or node."""
-    bound = mount.get("type") == "bind" or any(option in ("bind", "rbind") for option in mount.get("options") or [])
-    if not bound:
+    """An empty /dev or root that the runtime fills afterwards, or the host's own /dev or node, usable as such."""
+    options = mount.get("options")
+    options = options if isinstance(options, list) else []
+    if mount.get("type") != "bind" and not {"bind", "rbind"} & {str(option) for option in options}:
         return target in ("/", "/dev")
-    return target in ("/dev", path) and os.path.normpath(str(mount.get("source", ""))) == target
+    same = os.path.normpath(str(mount.get("source", ""))) == target
+    return target in ("/dev", path) and same and "nodev" not in options
 
 
 def _drop_gpu_access(edited: spec.Json, numbers: Numbers) -> None:
-    linux = spec.section(edited, "linux")
-    resources = spec.section(edited, "linux", "resources")
-    for holder in (linux, resources):
-        entries = holder.get("devices")
-        if isinstance(entries, list):
-            holder["devices"] = [entry for entry in entries if not _is_gpu_entry(entry, numbers)]
+    """Drop GPU nodes and allow rules for a GPU; refusals and wildcards stay. Raises SpecError for an odd entry."""
+    for holder, where in (
+        (spec.section(edited, "linux"), "linux.devices"),
+        (spec.section(edited, "linux", "resources"), "linux.resources.devices"),
+    ):
+        entries = _list(holder, "devices") if "devices" in holder else []
+        for entry in entries:
+            _require_plain(entry, where)
+        holder.update({"devices": [entry for entry in entries if not _is_gpu_entry(entry, numbers)]} if entries else {})
 
 
-def _is_gpu_entry(entry: Any, numbers: Numbers) -> bool:
-    """Whether a node or an allow rule is for one GPU; refusals and wildcards stay."""
-    return (
-        isinstance(entry, dict)
-        and entry.get("type") in ("c", "u")
-        and entry.get("allow", True) is True
-        and numbers.is_gpu(entry.get("major"), entry.get("minor"))
+def _is_gpu_entry(entry: spec.Json, numbers: Numbers) -> bool:
+    allowed = entry.get("allow", True) is True
+    return allowed and entry.get("type") in ("c", "u") and numbers.is_gpu(entry.get("major"), entry.get("minor"))
+
+
+def _require_plain(entry: Any, where: str) -> None:
+    """Refuse an entry that runc or crun could take for another device than gpulatch does.
+
+    Found by experiment: runc 1.1.5 and crun 1.8.1 cut numbers to 32 bits, crun takes text for 0, and both read a rule
+    without a type, or of type `a`, as one for every device of that number.
+    """
+    numbers = (entry.get("major"), entry.get("minor")) if isinstance(entry, dict) else ("",)
+    plain = all(number is None or (type(number) is int and -1 <= number < 1 << 32) for number in numbers)
+    typed = isinstance(entry, dict) and (
+        entry.get("type") in ("c", "u", "b", "p")
+        or entry.get("allow") is False
+        or (entry.get("type") in ("a", None) and set(numbers) <= {None, -1})
     )
+    if not (plain and typed):
+        why = f"the entry {quoted(json.dumps(entry))} can be read in more than one way"
+        raise SpecError(spec.WHAT, where, why, "give type, major and minor as the OCI specification has them")
 
 
 def _drop_nvidia_hook(edited: spec.Json) -> None:
@@ -146,9 +180,22 @@ def _set_variables(edited: spec.Json, grant: Grant) -> None:
     }
     if grant.gpus or cuda.VARIABLE in wanted:
         variables[cuda.VARIABLE] = cuda.visible_devices(wanted.get(cuda.VARIABLE), grant.gpus)
+    _set_environment(edited, variables)
+    if grant.delegate:
+        _drop_cdi_annotations(edited)
+
+
+def _set_environment(edited: spec.Json, variables: dict[str, str]) -> None:
+    """Set each variable exactly once."""
     process = _object(edited, "process")
     kept = [entry for entry in _list(process, "env") if str(entry).partition("=")[0] not in variables]
     process["env"] = kept + [f"{name}={value}" for name, value in variables.items()]
+
+
+def _drop_cdi_annotations(edited: spec.Json) -> None:
+    annotations = _object(edited, "annotations")
+    for name in [name for name in annotations if name.startswith(CDI_PREFIX)]:
+        del annotations[name]
 
 
 def _object(parent: spec.Json, name: str) -> spec.Json:

@@ -36,6 +36,12 @@ class InternalError(GpulatchError):
     code = "GL-9001"
 
 
+class HostError(GpulatchError):
+    """A system call failed that succeeds on a healthy host: out of descriptors, memory or disk, or an I/O error."""
+
+    code = "GL-9002"
+
+
 class SpecError(GpulatchError):
     """The bundle or its `config.json` cannot be used."""
 
@@ -139,7 +145,7 @@ class LockTimeoutError(GpulatchError):
 
 
 class LiveClaimError(GpulatchError):
-    """The container id already holds a live claim."""
+    """The container id already holds a live claim, or its spec file is being used for another start right now."""
 
     code = "GL-5003"
 

@@ -71,7 +71,7 @@ class Inventory:
     """GPUs by index and a symmetric matrix of links; `links[i][i]` is None.
 
     `index_by` says where the indices come from (`pci` = rank by PCI address, `machine` = a machine file).
-    `bandwidth_assumed`: the NVLink generation is not known and 25 GB/s per link was taken.
+    `bandwidth_assumed`: the NVLink generation is not known and 25 GB/s per link was taken. `notes`: what was left out.
     """
 
     gpus: tuple[Gpu, ...]
@@ -80,6 +80,7 @@ class Inventory:
     driver_version: str | None = None
     index_by: str = "pci"
     bandwidth_assumed: bool = False
+    notes: tuple[str, ...] = ()
 
     def link(self, a: int, b: int) -> Link:
         """The link between two different GPUs, by index."""
@@ -105,9 +106,12 @@ class Inventory:
             gpus = tuple(Gpu(**gpu) for gpu in data["gpus"])
             links = tuple(tuple(None if link is None else Link(**link) for link in row) for row in data["links"])
             nics = tuple(Nic(nic["name"], tuple(nic["to_gpus"])) for nic in data["nics"])
-            if [gpu.index for gpu in gpus] != list(range(len(gpus))) or {len(row) for row in links} - {len(gpus)}:
+            if [gpu.index for gpu in gpus] != list(range(len(gpus))) or [len(row) for row in links] != [
+                len(gpus)
+            ] * len(gpus):
                 raise ValueError("GPU indices or the link matrix do not fit the number of GPUs")
-            return cls(gpus, links, nics, data["driver_version"], data["index_by"], data["bandwidth_assumed"])
+            notes = tuple(str(note) for note in data["notes"])
+            return cls(gpus, links, nics, data["driver_version"], data["index_by"], data["bandwidth_assumed"], notes)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise MachineFileError(
                 "inventory snapshot", where, f"not usable ({error})", "run: gpulatch probe"

@@ -6,25 +6,20 @@ container lives (see `liveness`); every reader sees the reconciled view. Another
 /run is a tmpfs, so nothing is synced to disk.
 """
 
-import fcntl
 import json
 import os
-import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from types import FrameType
 
-from runtime_wrapper import atomic, liveness, proc, trust
+from runtime_wrapper import atomic, liveness, lock, proc, trust
 from runtime_wrapper.claim import Claim
-from runtime_wrapper.errors import LedgerError, LiveClaimError, LockTimeoutError, NoClaimError, NotRootError, errno_name
+from runtime_wrapper.errors import LedgerError, LiveClaimError, NoClaimError, UntrustedPathError, errno_name
 from runtime_wrapper.inventory import Inventory
 from runtime_wrapper.placement import Holder
 
 FILE = "ledger.json"
-LOCK = "lock"
 SCHEMA = "gpulatch-ledger/1"
-LOCK_TIMEOUT_S = 10.0
 
 
 @dataclass(slots=True)
@@ -57,6 +52,16 @@ class Book:
                 f"container {claim.container}", f"runtime root {root}", why, "use another id or delete it first"
             )
 
+    def refuse_shared_spec(self, config: str) -> None:
+        """Raises LiveClaimError while another container is being started from the same spec file.
+
+        Its runtime may not have read the file yet: writing it now would give one container the other's GPUs.
+        """
+        for claim in self.claims:
+            if claim.config == config and claim.init is None and not claim.observed:
+                why = f"container {claim.container} is being started from this file right now"
+                raise LiveClaimError("container spec", config, why, "start the two one after the other")
+
     def add(self, claim: Claim) -> None:
         """Book a claim."""
         self.claims.append(claim)
@@ -82,7 +87,7 @@ class Ledger:
         """
         directory = self._open(create=True)
         try:
-            with _lock(directory, f"{self.state_dir}/{LOCK}"):
+            with lock.held(directory, f"{self.state_dir}/{lock.NAME}"):
                 book = self._read(directory)
                 yield book
                 if book.changed:
@@ -124,45 +129,57 @@ class Ledger:
         os.close(self._open(create=True))
 
     def _open(self, *, create: bool) -> int:
-        if os.geteuid() != 0:
-            why = f"uid {os.geteuid()} has no part in it, the ledger is shared by the host and root's"
-            raise NotRootError("rootless caller", self.state_dir, why, "use a rootful engine, or run this as root")
+        trust.require_root_of_host(self.state_dir)
         return trust.open_private_directory(self.state_dir, "state directory", create=create)
 
     def _read(self, directory: int) -> Book:
         where = f"{self.state_dir}/{FILE}"
+        hint = f"stop the GPU containers, then run: mv {where} {where}.bad"
         try:
-            return parse(trust.read_file(directory, FILE, "ledger", where), where)
+            return parse(trust.read_file(directory, FILE, "ledger", where), where, hint)
         except FileNotFoundError:
             return Book([])
+        except UntrustedPathError as error:
+            raise LedgerError("ledger", where, error.why, hint) from error
 
     def _write(self, directory: int, book: Book) -> None:
+        where = f"{self.state_dir}/{FILE}"
         data = {
             "schema": SCHEMA,
             "boot_id": proc.boot_id(),
             "generation": book.generation + 1,
             "claims": [claim.to_json() for claim in book.claims],
         }
+        text = json.dumps(data).encode()
+        if len(text) > trust.MAX_FILE_BYTES:
+            raise LedgerError("ledger", where, f"would grow beyond {trust.MAX_FILE_BYTES >> 20} MiB", "stop containers")
         try:
-            atomic.replace(directory, FILE, json.dumps(data).encode(), 0o600)
+            # Always under the lock, so one name for the new file will do, and a killed writer leaves no more than that.
+            atomic.replace(directory, FILE, text, 0o600, temporary=f".{FILE}.new")
         except OSError as error:
-            why = f"cannot be written ({errno_name(error)})"
-            raise LedgerError("ledger", f"{self.state_dir}/{FILE}", why, "make room on /run") from error
+            raise LedgerError(
+                "ledger", where, f"cannot be written ({errno_name(error)})", "make room on /run"
+            ) from error
 
 
-def parse(raw: bytes, where: str) -> Book:
-    """The reconciled book in a ledger's text; empty when it is of another boot. Raises LedgerError."""
+def parse(raw: bytes, where: str, hint: str) -> Book:
+    """The reconciled book in a ledger's text; empty when it is of another boot.
+
+    Raises LedgerError: damaged, with `hint` as what to do, or a claim of which it cannot be told whether it lives.
+    """
     try:
         data = json.loads(raw)
         if data["schema"] != SCHEMA:
             raise ValueError(f"schema {data['schema']}, this version reads {SCHEMA}")
-        if data["boot_id"] != proc.boot_id():
-            return Book([], data["generation"])
         claims = [Claim.from_json(claim) for claim in data["claims"]]
-        return _reconciled(Book(claims, data["generation"]))
+        book = Book(claims if data["boot_id"] == proc.boot_id() else [], int(data["generation"]))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        hint = f"stop the GPU containers, then run: mv {where} {where}.bad"
         raise LedgerError("ledger", where, f"is damaged ({type(error).__name__}: {error})", hint) from error
+    try:
+        return _reconciled(book)
+    except OSError as error:
+        why = f"whether its claims live cannot be told ({errno_name(error)} on {error.filename})"
+        raise LedgerError("ledger", where, why, "see what the host lacks, then start again") from error
 
 
 def _reconciled(book: Book) -> Book:
@@ -175,40 +192,3 @@ def _reconciled(book: Book) -> Book:
         if seen is not None:
             claims.append(claim if seen == trace else replace(claim, init=seen.init, cgroup=seen.cgroup))
     return Book(claims, book.generation, changed=claims != book.claims)
-
-
-@contextmanager
-def _lock(directory: int, where: str) -> Iterator[None]:
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    try:
-        fd = os.open(LOCK, flags, 0o600, dir_fd=directory)
-    except OSError as error:
-        raise LedgerError(
-            "ledger lock", where, f"cannot be opened ({errno_name(error)})", "make /run writable"
-        ) from error
-    try:
-        _wait_for(fd, where)
-        yield
-    finally:
-        os.close(fd)  # gives the lock back: no other descriptor of it exists
-
-
-def _wait_for(fd: int, where: str) -> None:
-    """Take the lock; a blocking flock is served in order, the timer only bounds the wait."""
-
-    def give_up(signum: int, frame: FrameType | None) -> None:
-        why = f"another process has kept it for {LOCK_TIMEOUT_S:g} s"
-        raise LockTimeoutError("ledger lock", where, why, f"find it with: fuser -v {where}")
-
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return
-    except BlockingIOError:
-        pass
-    before = signal.signal(signal.SIGALRM, give_up)
-    signal.setitimer(signal.ITIMER_REAL, LOCK_TIMEOUT_S)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)

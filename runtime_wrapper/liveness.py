@@ -3,14 +3,16 @@
 Hot: 200 claims must cost about a millisecond, so the runtime's state file is read only until the init process is known.
 A claim is live while its holder (the process that became the runtime) is alive, or its init, or anything in its cgroup.
 The runtime's state file appears before `create` exits, so there is no gap. Neither that file nor its directory is proof
-of life, and only a state file that carries the claim's token speaks of this claim: ids are used again.
+of life, and only a state file that carries the claim's token speaks of this claim: ids are used again. Raises OSError
+where it cannot be told.
 """
 
 import json
 from dataclasses import dataclass, replace
 from typing import Any
 
-from runtime_wrapper.proc import Process, populated
+from runtime_wrapper import proc
+from runtime_wrapper.proc import Cgroup, Process
 
 _CGROUP_MOUNT = "/sys/fs/cgroup"
 
@@ -24,41 +26,40 @@ class Trace:
     token: str
     holder: Process
     init: Process | None
-    cgroup: str | None
+    cgroup: Cgroup | None
 
 
 def look(trace: Trace) -> Trace | None:
     """The trace with what is newly seen filled in, or None when the container is dead."""
     if trace.init is None:
         trace = _seen(trace)
-    if trace.holder.alive() or (trace.init and trace.init.alive()):
+    if trace.holder.alive() or (trace.init and trace.init.alive()) or (trace.cgroup and trace.cgroup.populated()):
         return trace
-    return trace if trace.cgroup and populated(trace.cgroup) and not _reused(trace) else None
+    return None
 
 
 def _seen(trace: Trace) -> Trace:
     state = _runc_state(trace) or _crun_state(trace)
-    return replace(trace, init=state[0], cgroup=state[1]) if state else trace
+    if state is None:
+        return trace
+    init, cgroup = state
+    return replace(trace, init=init, cgroup=Cgroup.at(cgroup) if isinstance(cgroup, str) else None)
 
 
-def _runc_state(trace: Trace) -> tuple[Process, str | None] | None:
-    """init and cgroup from runc's `<root>/<id>/state.json` (runc libcontainer/container.go, BaseState)."""
+def _runc_state(trace: Trace) -> tuple[Process, object] | None:
+    """init and cgroup path from runc's `<root>/<id>/state.json` (runc libcontainer/container.go, BaseState)."""
     data = _read(f"{trace.root}/{trace.id}/state.json", trace.token)
-    if not data:
-        return None
     init = _process(data.get("init_process_pid"), data.get("init_process_start"))
     paths = data.get("cgroup_paths")
     cgroup = (paths.get("") or paths.get("devices")) if isinstance(paths, dict) else None
     return (init, cgroup) if init else None
 
 
-def _crun_state(trace: Trace) -> tuple[Process, str | None] | None:
-    """init and cgroup from crun's `<root>/<id>/status` (crun src/libcrun/status.c); its spec stands beside it."""
-    if not _holds(f"{trace.root}/{trace.id}/config.json", trace.token):
+def _crun_state(trace: Trace) -> tuple[Process, object] | None:
+    """init and cgroup path from crun's `<root>/<id>/status` (crun src/libcrun/status.c); its spec stands beside it."""
+    if not _read(f"{trace.root}/{trace.id}/config.json", trace.token):
         return None
     data = _read(f"{trace.root}/{trace.id}/status", "")
-    if not data:
-        return None
     init = _process(data.get("pid"), data.get("process-start-time"))
     cgroup = data.get("cgroup-path")
     return (init, _CGROUP_MOUNT + cgroup if isinstance(cgroup, str) else None) if init else None
@@ -68,33 +69,13 @@ def _process(pid: object, start: object) -> Process | None:
     return Process(pid, start) if isinstance(pid, int) and isinstance(start, int) else None
 
 
-def _reused(trace: Trace) -> bool:
-    """Whether the runtime's state of this id now belongs to another life, so that the cgroup is no longer ours."""
-    base = f"{trace.root}/{trace.id}"
-    return any(_exists_without(f"{base}/{name}", trace.token) for name in ("state.json", "config.json"))
-
-
-def _exists_without(path: str, token: str) -> bool:
+def _read(path: str, token: str) -> dict[str, Any]:
+    """A runtime's JSON file that holds the token; empty when it is absent, of another claim, or no JSON object."""
+    raw = proc.read(path)
+    if raw is None or token.encode() not in raw:
+        return {}
     try:
-        with open(path, "rb") as file:
-            return token.encode() not in file.read()
-    except OSError:
-        return False
-
-
-def _holds(path: str, token: str) -> bool:
-    try:
-        with open(path, "rb") as file:
-            return token.encode() in file.read()
-    except OSError:
-        return False
-
-
-def _read(path: str, token: str) -> dict[str, Any] | None:
-    try:
-        with open(path, "rb") as file:
-            raw = file.read()
-        data = json.loads(raw) if token.encode() in raw else None
-    except (OSError, ValueError):
-        return None
-    return data if isinstance(data, dict) else None
+        data = json.loads(raw)
+    except (ValueError, RecursionError):
+        return {}
+    return data if isinstance(data, dict) else {}

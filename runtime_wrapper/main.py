@@ -7,6 +7,7 @@ whose container never came to be ends with it and nothing has to be released.
 """
 
 import os
+import signal
 import sys
 from typing import NoReturn
 
@@ -20,6 +21,8 @@ from runtime_wrapper.errors import GpulatchError
 
 def main(words: list[str]) -> NoReturn:
     """Prepare the container and become the low-level runtime; exit 1 with one line when the container is refused."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # end as the low-level runtime would, without a traceback
     runtime_name, link, *arguments = words
     invocation = None
     try:
@@ -45,8 +48,13 @@ def prepare(runtime_name: str, link: str, invocation: Invocation) -> None:
     if found is None:
         return
     original = spec.original(found)
-    wanted = request.find(original.data, annotations=invocation.subcommand != "restore")
+    restoring = invocation.subcommand == "restore"
+    wanted = request.find(original.data, annotations=not restoring or original is not found)
     if wanted is None:
+        if lowlevel.is_nvidia_runtime(link) and request.nvidia_would_act(original.data):
+            from runtime_wrapper import edits  # here, as below
+
+            spec.write(original, edits.silence_nvidia(original.data), None)
         return
     from runtime_wrapper import pipeline  # here, because most containers ask for no GPU and need none of it
 

@@ -7,7 +7,7 @@ claim ends with it.
 
 import re
 
-from runtime_wrapper import clock, devices, edits, lowlevel, placement, settings, snapshot, spec
+from runtime_wrapper import clock, devices, edits, lowlevel, placement, settings, snapshot, spec, trust
 from runtime_wrapper.argv import Invocation
 from runtime_wrapper.claim import Claim, devices_of
 from runtime_wrapper.edits import Grant
@@ -28,6 +28,8 @@ def give(runtime_name: str, link: str, invocation: Invocation, found: Spec, orig
     """
     _require_usable(found, invocation, wanted)
     if settings.load(runtime_name).mode == settings.OBSERVE:
+        if found is not original:
+            spec.put_back(original)  # what an earlier enforcing start wrote is no longer booked
         if not wanted.none:
             _book(runtime_name, invocation, original, wanted, observed=True)
         return
@@ -49,6 +51,7 @@ def _grant(offer: Offer, original: Spec, *, delegate: bool) -> Grant:
 
 def _require_usable(found: Spec, invocation: Invocation, wanted: Request) -> None:
     """What does not matter for other containers stands against one that asks for GPUs."""
+    trust.require_root_of_host(trust.STATE_DIR)
     found.require_trust()
     container_id = invocation.container_id
     if not _CONTAINER_ID.fullmatch(container_id) or container_id in (".", ".."):
@@ -72,6 +75,7 @@ def _book(
     inventory = snapshot.load()
     with ledger.locked() as book:
         book.refuse_live(invocation.container_id, invocation.root)
+        book.refuse_shared_spec(invocation.config)
         offer = placement.choose(wanted, inventory, book.holders(inventory))
         claim = _claim(runtime_name, invocation, original, wanted, offer, observed=observed)
         book.add(claim)
@@ -85,6 +89,7 @@ def _claim(
         id=invocation.container_id,
         root=invocation.root,
         bundle=invocation.bundle,
+        config=invocation.config,
         name=spec.container_name(original.data),
         runtime=runtime_name,
         devices=devices_of(offer.gpus),

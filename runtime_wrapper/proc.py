@@ -1,12 +1,16 @@
 """Processes and cgroups as the kernel shows them: is this very process, or anything in that cgroup, still alive?
 
 Hot. A process is its pid and its start time (field 22 of /proc/<pid>/stat, clock ticks since boot; proc(5)), so that a
-reused pid is another process. A zombie is dead: it holds no device.
+reused pid is another process. A zombie is dead: it holds no device. What cannot be told raises OSError: taking a live
+container for dead would give its GPUs away.
 """
 
+import errno
 import os
 from dataclasses import dataclass
 from typing import Self
+
+_GONE = (FileNotFoundError, ProcessLookupError, NotADirectoryError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +39,52 @@ class Process:
         return fields is not None and int(fields[19]) == self.start and fields[0] not in (b"Z", b"X")
 
 
-def populated(cgroup: str) -> bool:
-    """Whether any process lives in a cgroup, given as its absolute path; v2 counts its children too (cgroups(7))."""
+@dataclass(frozen=True, slots=True)
+class Cgroup:
+    """A cgroup as its absolute path and the inode of its directory, so that a path used again is another cgroup."""
+
+    path: str
+    inode: int
+
+    @classmethod
+    def at(cls, path: str) -> Self | None:
+        """The cgroup at a path, or None when there is none. Raises OSError when that cannot be told."""
+        try:
+            return cls(path, os.stat(path).st_ino)
+        except _GONE:
+            return None
+
+    def to_json(self) -> dict[str, str | int]:
+        """The cgroup as JSON values."""
+        return {"path": self.path, "inode": self.inode}
+
+    def populated(self) -> bool:
+        """Whether any process lives in it; on v2 its children count too (cgroups(7)). Raises OSError as `at`."""
+        if Cgroup.at(self.path) != self:
+            return False
+        events = read(f"{self.path}/cgroup.events")
+        return b"populated 1" in events if events is not None else bool(read(f"{self.path}/cgroup.procs"))
+
+
+def read(path: str) -> bytes | None:
+    """A small file of the kernel or the runtime, or None when it is gone. Raises OSError when that cannot be told."""
     try:
-        with open(f"{cgroup}/cgroup.events", "rb") as events:
-            return b"populated 1" in events.read()
-    except OSError:
-        pass
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except _GONE:
+        return None
     try:
-        with open(f"{cgroup}/cgroup.procs", "rb") as procs:
-            return bool(procs.read(1))
-    except OSError:
-        return False
+        chunks = []
+        while chunk := os.read(fd, 1 << 16):
+            chunks.append(chunk)
+        return b"".join(chunks)
+    except _GONE:
+        return None
+    except OSError as error:
+        if error.errno == errno.ENODEV:  # a cgroup that was removed while its file was open
+            return None
+        raise
+    finally:
+        os.close(fd)
 
 
 def boot_id() -> str:
@@ -57,13 +95,5 @@ def boot_id() -> str:
 
 def _stat_fields(pid: int) -> list[bytes] | None:
     """The fields of /proc/<pid>/stat after the command name (which may hold anything), or None when it is gone."""
-    try:
-        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        return os.read(fd, 4096).rpartition(b")")[2].split()
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
+    text = read(f"/proc/{pid}/stat")
+    return text.rpartition(b")")[2].split() if text else None

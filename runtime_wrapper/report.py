@@ -6,12 +6,12 @@ getLastRuntimeError), Podman shows stderr. On success nothing is printed: stderr
 
 import json
 import os
-import sys
 
 from runtime_wrapper import atomic, clock, trust
-from runtime_wrapper.errors import GpulatchError, InternalError
+from runtime_wrapper.errors import GpulatchError, HostError, InternalError, errno_name
 
 _LOG_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+STDERR = 2
 TRACEBACK_FILE = "traceback.txt"
 
 
@@ -20,7 +20,10 @@ def refusal(error: GpulatchError, log: str | None, log_format: str) -> None:
     line = str(error)
     if log:
         _append(log, _record("error", line, log_format))
-    print(line, file=sys.stderr, flush=True)
+    try:
+        os.write(STDERR, line.encode(errors="backslashreplace") + b"\n")
+    except OSError:
+        return  # nobody listens; the exit code still tells
 
 
 def observation(error: GpulatchError, log: str, log_format: str) -> None:
@@ -28,8 +31,15 @@ def observation(error: GpulatchError, log: str, log_format: str) -> None:
     _append(log, _record("warning", f"{error} [observe mode: let pass]", log_format))
 
 
-def unexpected(error: Exception) -> InternalError:
-    """An unforeseen exception as a refusal; its traceback is kept in the state directory where that can be had."""
+def unexpected(error: Exception) -> GpulatchError:
+    """An unforeseen exception as a refusal: a failed system call by its errno, anything else as a bug of gpulatch.
+
+    The traceback of a bug is kept in the state directory where that can be had.
+    """
+    if isinstance(error, OSError):
+        where = error.filename if isinstance(error.filename, str) else "this host"
+        hint = "see what the host lacks (descriptors, memory, disk), then start again"
+        return HostError("system call", where, f"failed ({errno_name(error)})", hint)
     import traceback  # here, because it is slow to import and only a bug needs it
 
     where = f"{trust.STATE_DIR}/{TRACEBACK_FILE}"

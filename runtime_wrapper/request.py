@@ -14,10 +14,13 @@ from runtime_wrapper.errors import RequestError, quoted
 ANNOTATION = "gpulatch.io/gpus"
 OWN_VARIABLE = "GPULATCH_GPUS"
 NVIDIA_VARIABLE = "NVIDIA_VISIBLE_DEVICES"
+CDI_PREFIX = "cdi.k8s.io/"
 
 EXCLUSIVE, SHARED, MONITOR = "exclusive", "shared", "monitor"
 POLICIES = {"exclusive": EXCLUSIVE, "strict": EXCLUSIVE, "shared": SHARED, "monitor": MONITOR}
 LINK_CLASSES = ("any", "nvlink", "pix", "pxb", "phb", "node")
+
+MAX_TEXT = 4096  # the request is kept in the ledger, which every start on the host reads
 
 SELECTORS = "all, none, void, any, any:N, a GPU index, GPU-<uuid> or its first 8 or more hex digits, a PCI address"
 KEYS = f"policy=exclusive|shared|monitor, link={'|'.join(LINK_CLASSES)}, numa=N"
@@ -69,12 +72,25 @@ def find(data: spec.Json, *, annotations: bool = True) -> Request | None:
     return None
 
 
+def nvidia_would_act(data: spec.Json) -> bool:
+    """Whether NVIDIA's own runtime might give GPUs to a container that gpulatch gives none.
+
+    It acts on `NVIDIA_VISIBLE_DEVICES`, on old CUDA images by their `CUDA_VERSION` alone, and on CDI annotations.
+    """
+    environment = spec.environment(data)
+    value = environment.get(NVIDIA_VARIABLE)
+    cdi = any(name.startswith(CDI_PREFIX) for name in spec.section(data, "annotations"))
+    return value not in (None, "", "void") or (value is None and "CUDA_VERSION" in environment) or cdi
+
+
 def parse(text: str, source: str) -> Request | None:
     """The request that a text of the grammar makes; None for `void` and for a text without items. Raises RequestError.
 
     Of `all` and `none` in one list the first decides, as in NVIDIA's runtime; both stand for the whole list.
     """
     where = f"{source}={quoted(text)}"
+    if len(text) > MAX_TEXT:
+        raise RequestError("request", where, f"is longer than {MAX_TEXT} characters", "ask in fewer words")
     named: dict[str, None] = {}
     count = 0
     whole: str | None = None

@@ -16,6 +16,11 @@ from runtime_wrapper.inventory import PCIE_SCORE, Inventory
 _NVLINK_UNIT = 1 << 20
 
 
+# 16 GPUs have no more subsets than this, so up to there the search is exact in any case. Beyond, a machine with little
+# symmetry could keep the ledger locked for minutes: the search then ends with the best set found so far.
+MAX_VISITED = 1 << 16
+
+
 @dataclass(frozen=True, slots=True)
 class Score:
     """What a set is judged by, in this order; `key()` is smaller for a better set."""
@@ -43,7 +48,8 @@ def best_set(
 ) -> Score | None:
     """The best set of `size` GPUs out of `candidates` that holds `required`, or None when no set meets `link`.
 
-    `free` are the GPUs that damage is counted against. Exact: equal to trying every set.
+    `free` are the GPUs that damage is counted against. Exact, equal to trying every set, for up to 16 GPUs, and for
+    more until `MAX_VISITED` partial sets have been tried.
     """
     ids = sorted({*candidates, *required})
     weight, allowed = _weights(ids, inventory, link)
@@ -76,6 +82,7 @@ class _Search:
         self.weight, self.allowed, self.degree, self.inventory = weight, allowed, degree, inventory
         self.twin = _lower_twins(self.open, ids, weight, allowed, degree, inventory)
         self.heaviest = max((w for row in weight.values() for w in row.values()), default=0)
+        self.visited = 0
         self.best: list[int] = []
         self.best_inside = -1
         self.best_rest: tuple[int, int] = (0, 0)
@@ -90,6 +97,9 @@ class _Search:
         missing = self.size - len(chosen)
         if missing == 0:
             self._compare(chosen, inside)
+            return
+        self.visited += 1
+        if self.visited > MAX_VISITED and self.best:
             return
         pairs = missing * len(chosen) + missing * (missing - 1) // 2
         if inside + pairs * self.heaviest < self.best_inside:

@@ -7,15 +7,19 @@ gpulatch's own edits never count as a request.
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from runtime_wrapper import atomic, trust
-from runtime_wrapper.errors import ChangedSpecError, SpecError, UntrustedPathError, errno_name
+from runtime_wrapper import atomic, spelling, trust
+from runtime_wrapper.errors import ChangedSpecError, SpecError, UntrustedPathError, errno_name, quoted
 
 WHAT = "container spec"
 ORIGINAL_MARK = "gpulatch.io/original"
 EDITED_MARK = "gpulatch.io/edited"
+MAX_NAME = 128  # the name is kept in the ledger and quoted to others
+
 CLAIM_MARK = "gpulatch.io/claim"
 
 # A text without any of these asks for no GPU in any way that gpulatch knows.
@@ -58,7 +62,7 @@ def read(path: str) -> Spec | None:
         distrust = error
         try:
             raw = trust.read_anyhow(path, WHAT)
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError):
             return None
     data = _parse(path, raw)
     return None if data is None else Spec(path, raw, data, distrust)
@@ -67,19 +71,23 @@ def read(path: str) -> Spec | None:
 def original(spec: Spec) -> Spec:
     """The spec as the engine wrote it: itself, or the kept original of one that carries gpulatch's mark.
 
-    Raises ChangedSpecError when the mark does not fit: the file was edited since, or its original is gone.
+    Raises ChangedSpecError when it was edited since gpulatch wrote it, or when its original is gone. A mark that fits
+    neither the spec nor a kept original was not made here and means nothing.
     """
     marks = _annotations(spec.data)
     if ORIGINAL_MARK not in marks and EDITED_MARK not in marks:
         return spec
+    unchanged = marks.get(EDITED_MARK) == _digest_without_mark(spec.data)
     kept_path = original_path(spec.path)
-    hint = f"bring back the spec without gpulatch's edits (kept as {kept_path}), change that and start again"
-    if marks.get(EDITED_MARK) != _digest_without_mark(spec.data):
-        raise ChangedSpecError(WHAT, spec.path, "was changed after gpulatch wrote it", hint)
     kept = read(kept_path)
-    if kept is None or marks.get(ORIGINAL_MARK) != _sha256(kept.raw):
+    if kept and marks.get(ORIGINAL_MARK) != _sha256(kept.raw):
+        kept = None
+    hint = f"bring back the spec without gpulatch's edits (kept as {kept_path}), change that and start again"
+    if unchanged and not kept:
         raise ChangedSpecError(WHAT, spec.path, f"was written by gpulatch, and {kept_path} is not its original", hint)
-    return Spec(spec.path, kept.raw, kept.data, spec.distrust or kept.distrust)
+    if kept and not unchanged:
+        raise ChangedSpecError(WHAT, spec.path, "was changed after gpulatch wrote it", hint)
+    return Spec(spec.path, kept.raw, kept.data, spec.distrust or kept.distrust) if kept else spec
 
 
 def write(spec: Spec, edited: Json, claim_token: str | None) -> None:
@@ -93,11 +101,29 @@ def write(spec: Spec, edited: Json, claim_token: str | None) -> None:
         marks[CLAIM_MARK] = claim_token
     edited = {**edited, "annotations": {**section(edited, "annotations"), **marks}}
     edited["annotations"][EDITED_MARK] = _digest_without_mark(edited)
+    kept_name = os.path.basename(original_path(spec.path))
+    with _bundle(spec) as (directory, mode):
+        atomic.replace(directory, kept_name, spec.raw, mode)
+        try:
+            atomic.replace(directory, os.path.basename(spec.path), json.dumps(edited).encode(), mode)
+        except OSError:
+            os.unlink(kept_name, dir_fd=directory)
+            raise
+
+
+def put_back(spec: Spec) -> None:
+    """Replace the spec's file by the original that `spec` holds. Raises SpecError, nothing half-written."""
+    with _bundle(spec) as (directory, mode):
+        atomic.replace(directory, os.path.basename(spec.path), spec.raw, mode)
+
+
+@contextmanager
+def _bundle(spec: Spec) -> Iterator[tuple[int, int]]:
+    """A descriptor of the spec's directory and the mode of its file, for writing. An OSError becomes a SpecError."""
     directory = trust.open_directory(os.path.dirname(spec.path), "bundle directory")
     try:
         mode = os.stat(os.path.basename(spec.path), dir_fd=directory, follow_symlinks=False).st_mode & 0o777
-        atomic.replace(directory, os.path.basename(original_path(spec.path)), spec.raw, mode)
-        atomic.replace(directory, os.path.basename(spec.path), json.dumps(edited).encode(), mode)
+        yield directory, mode
     except OSError as error:
         why = f"cannot be written ({errno_name(error)})"
         raise SpecError(WHAT, spec.path, why, "make room or make the bundle's file system writable") from error
@@ -132,7 +158,8 @@ def container_name(data: Json) -> str | None:
         data, "io.kubernetes.cri-o.ContainerName"
     )
     pod = annotation(data, "io.kubernetes.cri.sandbox-name")
-    return f"{pod}/{container}" if pod and container else container
+    name = f"{pod}/{container}" if pod and container else container
+    return name[:MAX_NAME] if name else None
 
 
 def section(data: Json, *names: str) -> Json:
@@ -148,16 +175,18 @@ def _annotations(data: Json) -> dict[str, str]:
 
 
 def _parse(path: str, raw: bytes) -> Json | None:
+    """The spec's object; invalid UTF-8 is replaced as Go does it, so that the runtime and we read the same text."""
+    speaks_of_gpus = any(word in raw for word in _REQUEST_WORDS)
     try:
-        data = json.loads(raw)
-        if isinstance(data, dict):
-            return data
-        why = "holds no JSON object"
+        data = json.loads(raw.decode(errors="replace"))
+        why = "holds no JSON object" if not isinstance(data, dict) else None
     except (ValueError, RecursionError) as error:
-        why = f"is not valid JSON ({error})"
-    if any(word in raw for word in _REQUEST_WORDS):
+        data, why = None, f"is not valid JSON ({error})"
+    if not why and speaks_of_gpus and (key := spelling.odd_key(data)):
+        why = f"has the key {quoted(key)}, which the low-level runtime reads as {quoted(key.casefold())} or ignores"
+    if why and speaks_of_gpus:
         raise SpecError(WHAT, path, f"{why}, and it speaks of GPUs", "let the engine write it again")
-    return None
+    return None if why else data
 
 
 def _digest_without_mark(data: Json) -> str:

@@ -8,14 +8,25 @@ descriptor, never through a symbolic link, never blocking on a FIFO, and is a re
 import os
 import stat
 
-from runtime_wrapper.errors import UntrustedPathError, errno_name
+from runtime_wrapper.errors import NotRootError, UntrustedPathError, errno_name
 
 STATE_DIR = "/run/gpulatch"
 MAX_FILE_BYTES = 16 * 1024 * 1024
 ROOT_UID = 0
 
+_WHOLE_HOST = ["0", "0", "4294967295"]  # user_namespaces(7): every uid mapped to itself
+
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+
+def require_root_of_host(where: str) -> None:
+    """Raises NotRootError unless the caller is root and not only so in a user namespace of its own."""
+    with open("/proc/self/uid_map") as file:
+        mapping = file.read().split()
+    if os.geteuid() != 0 or mapping != _WHOLE_HOST:
+        why = f"uid {os.geteuid()} has no part in it, the ledger is shared by the host and root's"
+        raise NotRootError("rootless caller", where, why, "use a rootful engine, or run this as root")
 
 
 def open_directory(path: str, what: str) -> int:
@@ -42,9 +53,11 @@ def open_private_directory(path: str, what: str, *, create: bool) -> int:
 
     Raises UntrustedPathError for another owner, mode or a symbolic link; FileNotFoundError when absent and not made.
     """
+    made = False
     if create:
         try:
             os.mkdir(path, 0o700)
+            made = True
         except FileExistsError:
             pass
         except OSError as error:
@@ -59,6 +72,8 @@ def open_private_directory(path: str, what: str, *, create: bool) -> int:
         raise _refused(
             what, path, f"not a plain directory ({errno_name(error)})", f"remove it and make it: mkdir -m 700 {path}"
         ) from error
+    if made:
+        os.fchmod(fd, 0o700)  # whatever the caller's umask took away
     found = os.fstat(fd)
     if found.st_uid != ROOT_UID or stat.S_IMODE(found.st_mode) != 0o700:
         os.close(fd)

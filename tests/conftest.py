@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from drivers.fixtures import bundle, host, recorder
+
+__all__ = ["bundle", "host", "recorder"]
 
 DATA = Path(__file__).parent / "data"
 CHECKOUT = Path(__file__).parent.parent

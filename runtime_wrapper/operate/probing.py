@@ -46,5 +46,7 @@ def show(inventory: Inventory) -> None:
     kinds = [["X" if link is None else link.kind for link in row] for row in inventory.links]
     if len(names) > 1:
         tables.show("Links", ("GPU", *names), [(name, *row) for name, row in zip(names, kinds, strict=True)])
+    for note in inventory.notes:
+        click.echo(f"Note: {note}")
     if inventory.bandwidth_assumed:
         click.echo("The NVLink generation is not known: 25 GB/s per link is assumed.")

@@ -18,6 +18,7 @@ from runtime_wrapper.ledger import Book, Ledger
 from runtime_wrapper.operate import probing, tables
 from runtime_wrapper.placement import Offer
 from runtime_wrapper.probe import machine as machine_files
+from runtime_wrapper.report import unexpected
 from runtime_wrapper.request import Request
 from runtime_wrapper.spec import Spec
 
@@ -82,6 +83,8 @@ def resolve(
         _resolve(result, config, container_id, machine, ledger_file)
     except GpulatchError as error:
         result.error = error
+    except Exception as error:
+        result.error = unexpected(error)
     if as_json:
         click.echo(json.dumps(result.to_json(), indent=2))
     elif result.error:
@@ -132,7 +135,7 @@ def _inventory(machine: str | None) -> Inventory:
 
 def _book(machine: str | None, ledger_file: str | None) -> Book:
     if ledger_file:
-        return ledger.parse(trust.read_anyhow(ledger_file, "ledger"), ledger_file)
+        return ledger.parse(trust.read_anyhow(ledger_file, "ledger"), ledger_file, "give a ledger file")
     return Book([]) if machine else Ledger().read()
 
 

@@ -10,7 +10,6 @@ from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 from runtime_wrapper import trust
-from runtime_wrapper.errors import MachineFileError
 from runtime_wrapper.inventory import Gpu, Inventory, Link
 from runtime_wrapper.probe import machine, nodes, procfs, sysfs
 
@@ -31,7 +30,7 @@ THIS_HOST = Roots()
 def probe(roots: Roots = THIS_HOST) -> Inventory:
     """The inventory of the host; index = rank by PCI address.
 
-    Raises NoDriverError, ProbeError, and for the machine file MachineFileError and UntrustedPathError.
+    Raises NoDriverError, and for the machine file MachineFileError and UntrustedPathError.
     """
     gpus = _gpus(roots)
     places = [sysfs.place(gpu.pci, roots.sysfs) for gpu in gpus]
@@ -39,7 +38,8 @@ def probe(roots: Roots = THIS_HOST) -> Inventory:
         tuple(None if i == j else Link(sysfs.pcie_class(a, b)) for j, b in enumerate(places))
         for i, a in enumerate(places)
     )
-    seen = Inventory(gpus, classes, driver_version=procfs.driver_version(roots.proc))
+    notes = _left_out(roots, len(gpus))
+    seen = Inventory(gpus, classes, driver_version=procfs.driver_version(roots.proc), notes=notes)
     stated = _machine(roots.machine_file)
     return seen if stated is None else _with_nvlinks(seen, stated, roots.machine_file)
 
@@ -75,6 +75,15 @@ def _gpus(roots: Roots) -> tuple[Gpu, ...]:
     )
 
 
+def _left_out(roots: Roots, used: int) -> tuple[str, ...]:
+    listed = len(procfs.listing(roots.proc))
+    if listed == used:
+        return ()
+    return (
+        f"{listed - used} of the {listed} GPUs that the driver lists cannot be used: excluded, or without device minor",
+    )
+
+
 def _machine(path: str) -> Inventory | None:
     """The installed machine file, None when there is none; root must own it and nobody else be able to change it."""
     try:
@@ -93,8 +102,8 @@ def _machine(path: str) -> Inventory | None:
 def _with_nvlinks(seen: Inventory, stated: Inventory, where: str) -> Inventory:
     """What was seen, with the NVLinks and NICs of the machine file; PCIe classes and NUMA nodes stay as seen."""
     if len(stated.gpus) != len(seen.gpus):
-        why = f"describes {len(stated.gpus)} GPUs, the driver lists {len(seen.gpus)}"
-        raise MachineFileError("machine file", where, why, "write it anew for this host, or remove it")
+        note = f"{where} describes {len(stated.gpus)} GPUs, the driver lists {len(seen.gpus)}: its NVLinks are not used"
+        return replace(seen, notes=(*seen.notes, note))
     links = tuple(
         tuple(
             replace(link, nvlinks=other.nvlinks, mb_per_s=other.mb_per_s) if link and other else None

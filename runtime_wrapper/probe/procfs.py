@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 
 from runtime_wrapper import trust
-from runtime_wrapper.errors import NoDriverError, ProbeError, quoted
+from runtime_wrapper.errors import NoDriverError
 
 PROC = "/proc"
 
@@ -66,9 +66,9 @@ def listing(proc: str = PROC) -> list[str]:
 
 
 def gpus(proc: str = PROC) -> tuple[Information, ...]:
-    """The GPUs that the driver lets anyone use, ascending by PCI address; excluded ones are left out.
+    """The GPUs that can be used, ascending by PCI address: not excluded, and with a device minor.
 
-    Raises NoDriverError, ProbeError for a GPU without a device minor.
+    One GPU that the driver cannot describe must not stop the others. Raises NoDriverError.
     """
     found = (_information(name, f"{_driver(proc)}/gpus/{name}/information") for name in listing(proc))
     return tuple(gpu for gpu in found if gpu is not None)
@@ -123,12 +123,9 @@ def _driver(proc: str) -> str:
 
 def _information(name: str, path: str) -> Information | None:
     fields = _fields(_read(path) or "")
-    if fields.get("GPU Excluded") == "Yes":
-        return None
     minor, uuid = fields.get("Device Minor", ""), fields.get("GPU UUID", "")
-    if not minor.isdecimal():
-        hint = "run: nvidia-smi, and see dmesg for what the driver says of this GPU"
-        raise ProbeError(f"GPU {name}", path, f"device minor is {quoted(minor)}", hint)
+    if fields.get("GPU Excluded") == "Yes" or not minor.isdecimal():
+        return None
     domain, rest = name.lower().split(":", 1)
     pci = f"{int(domain, 16):04x}:{rest}"
     return Information(pci, int(minor), fields.get("Model", "unknown"), uuid if _UUID.fullmatch(uuid) else None)

@@ -129,7 +129,9 @@ def booking(ledger: Ledger, inventory: Inventory) -> float:
 def shared_claim(inventory: Inventory, number: int) -> Claim:
     gpus = [inventory.gpus[number % len(inventory.gpus)]]
     devices = devices_of(gpus)
-    return Claim(f"c{number}", "/r", "/b", None, "x", devices, "shared", "env", "0", now(), Process.current())
+    return Claim(
+        f"c{number}", "/r", "/b", "/b/config.json", None, "x", devices, "shared", "env", "0", now(), Process.current()
+    )
 
 
 def snapshot_ready(host: Host) -> None:

@@ -12,8 +12,8 @@ PACKAGES = ("runtime_wrapper", "hooks", "schemas")
 
 # From the ground up. A module may import modules of lower layers only; those of one layer stay apart.
 LAYERS = (
-    ("errors", "clock"),
-    ("trust", "atomic", "proc", "inventory"),
+    ("errors", "clock", "spelling"),
+    ("trust", "atomic", "proc", "inventory", "lock"),
     ("spec", "argv", "liveness", "claim", "cuda", "lowlevel", "settings", "report"),
     ("probe.checked", "probe.nvlink", "probe.procfs"),
     ("request", "search", "devices", "probe.sysfs", "probe.nodes", "probe.gpu_rules"),

@@ -203,7 +203,7 @@ def test_the_given_spec_is_not_changed_and_unknown_fields_survive() -> None:
 
 @pytest.mark.parametrize(
     "odd",
-    [{"linux": {"devices": None, "resources": None}}, {"linux": {"devices": [7, None]}}, {"hooks": {"prestart": None}}],
+    [{"linux": {"devices": None, "resources": None}}, {"hooks": {"prestart": None}}],
 )
 def test_odd_but_legal_nulls_are_edited_all_the_same(odd: dict[str, Any]) -> None:
     edited = edits.apply(spec(**odd), grant())
@@ -226,3 +226,81 @@ def test_a_spec_of_wrong_types_is_refused_by_name(broken: dict[str, Any]) -> Non
     numbers = Numbers(NUMBERS.majors, NodeRules(gid=27), on_host=False)
     with pytest.raises(SpecError, match='key "(process|env|user|linux|devices|resources)": is not'):
         edits.apply(spec(**broken), grant(numbers=numbers))
+
+
+RW = {"allow": True, "access": "rw"}
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {**RW, "major": 195, "minor": 7},
+        {**RW, "type": "", "major": 195, "minor": 7},
+        {**RW, "type": "a", "major": 195, "minor": 7},
+        {**RW, "type": "c", "major": 195 - 2**32, "minor": 7},
+        {**RW, "type": "c", "major": 195 + 2**32, "minor": 7},
+        {**RW, "type": "c", "major": 195, "minor": 7 - 2**32},
+        {**RW, "type": "c", "major": 195, "minor": 7 + 2**32},
+        {**RW, "type": "c", "major": "195", "minor": "7"},
+        {**RW, "type": "c", "major": 195.0, "minor": 7},
+        {**RW, "type": "c", "major": True, "minor": 7},
+        {**RW, "type": "c", "major": [195], "minor": 7},
+        {**RW, "type": ["c"], "major": 195, "minor": 7},
+        {"allow": "yes", "type": "x", "major": 195, "minor": 7},
+        7,
+        None,
+    ],
+)
+def test_a_rule_that_a_runtime_could_read_in_another_way_is_refused(rule: Any) -> None:
+    with pytest.raises(SpecError, match="can be read in more than one way"):
+        edits.apply(spec(linux={"resources": {"devices": [rule]}}), grant())
+    with pytest.raises(SpecError, match=r"linux\.devices"):
+        edits.apply(spec(linux={"devices": [rule]}), grant())
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"allow": False, "access": "rwm"},
+        {"allow": True, "access": "rwm"},
+        {"allow": True, "type": "a", "access": "rwm"},
+        {"allow": True, "type": "c", "access": "m"},
+        {"allow": True, "type": "b", "major": 8, "minor": -1, "access": "r"},
+        {"allow": False, "type": "c", "major": 10, "minor": 229, "access": "rwm"},
+    ],
+)
+def test_the_rules_that_engines_write_stay(rule: Any) -> None:
+    assert (
+        edits.apply(spec(linux={"resources": {"devices": [rule]}}), grant())["linux"]["resources"]["devices"][0] == rule
+    )
+
+
+@pytest.mark.parametrize(
+    "mount",
+    [
+        {"destination": "//dev/nvidia1", "type": "bind", "source": "/dev/null"},
+        {"destination": "dev/nvidia1", "type": "bind", "source": "/dev/null"},
+        {"destination": "/dev", "type": "bind", "source": "/dev", "options": ["rbind", "nodev"]},
+        {"destination": "/dev/nvidia1", "type": "bind", "source": "/dev/null", "options": 5},
+    ],
+)
+def test_odd_spellings_of_a_mount_hide_nothing_from_us(mount: dict[str, Any]) -> None:
+    with pytest.raises(HiddenDeviceError):
+        edits.apply(spec(mounts=[mount]), grant())
+
+
+def test_a_spec_nested_too_deeply_is_refused() -> None:
+    deep: Any = 1
+    for _ in range(5000):
+        deep = [deep]
+    with pytest.raises(SpecError, match="nested too deeply"):
+        edits.apply(spec(deep=deep), grant())
+
+
+def test_nvidias_runtime_is_left_nothing_to_act_on() -> None:
+    annotations = {"cdi.k8s.io/x": "nvidia.com/gpu=all", "other": "kept"}
+    given = spec(process={"env": ["NVIDIA_VISIBLE_DEVICES=all"]}, annotations=annotations)
+    for edited in (edits.silence_nvidia(given), edits.apply(given, Grant(GPUS, (), NUMBERS, delegate=True))):
+        assert edited["annotations"] == {"other": "kept"}
+        assert "NVIDIA_VISIBLE_DEVICES=all" not in edited["process"]["env"]
+    assert "NVIDIA_VISIBLE_DEVICES=void" in edits.silence_nvidia(given)["process"]["env"]

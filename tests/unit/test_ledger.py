@@ -1,6 +1,9 @@
+import errno
+import fcntl
 import json
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -11,7 +14,7 @@ from pathlib import Path
 import pytest
 from drivers.samples import nvlink_host
 
-from runtime_wrapper import ledger as ledger_module
+from runtime_wrapper import lock
 from runtime_wrapper.claim import Claim, devices_of
 from runtime_wrapper.clock import now
 from runtime_wrapper.errors import (
@@ -23,7 +26,7 @@ from runtime_wrapper.errors import (
     UntrustedPathError,
 )
 from runtime_wrapper.ledger import Ledger
-from runtime_wrapper.proc import Process
+from runtime_wrapper.proc import Cgroup, Process
 
 pytestmark = pytest.mark.needs("root")
 
@@ -56,6 +59,7 @@ def claim(
         id=name,
         root=root,
         bundle="/b",
+        config=f"/b/{name}.json",
         name=None,
         runtime="gpulatch-runtime",
         devices=devices_of([HOST.gpus[i] for i in indices]),
@@ -119,12 +123,12 @@ def test_the_init_process_of_runc_keeps_the_claim(
         "init_process_pid": init.pid,
         "init_process_start": init.start,
         "config": {"labels": [f"gpulatch.io/claim={booked.token}"]},
-        "cgroup_paths": {"": "/sys/fs/cgroup/c"},
+        "cgroup_paths": {"": str(tmp_path)},
     }
     (tmp_path / "c").mkdir()
     (tmp_path / "c/state.json").write_text(json.dumps(state))
     book(ledger, booked)
-    assert ledger.read().claims == [replace(booked, init=init, cgroup="/sys/fs/cgroup/c")]
+    assert ledger.read().claims == [replace(booked, init=init, cgroup=Cgroup.at(str(tmp_path)))]
     sleeper.kill()
     sleeper.wait()
     assert ledger.read().claims == []
@@ -136,11 +140,11 @@ def test_the_init_process_of_crun_keeps_the_claim(
     booked = claim("c", 0, holder=DEAD, root=str(tmp_path))
     init = identity(sleeper.pid)
     (tmp_path / "c").mkdir()
-    status = {"pid": init.pid, "process-start-time": init.start, "cgroup-path": "/c", "owner": "root"}
+    status = {"pid": init.pid, "process-start-time": init.start, "cgroup-path": "", "owner": "root"}
     (tmp_path / "c/status").write_text(json.dumps(status))
     (tmp_path / "c/config.json").write_text(json.dumps({"annotations": {"gpulatch.io/claim": booked.token}}))
     book(ledger, booked)
-    assert ledger.read().claims == [replace(booked, init=init, cgroup="/sys/fs/cgroup/c")]
+    assert ledger.read().claims == [replace(booked, init=init, cgroup=Cgroup.at("/sys/fs/cgroup"))]
 
 
 def test_the_state_of_another_life_of_the_id_does_not_revive_a_claim(
@@ -174,7 +178,7 @@ def test_processes_left_in_the_cgroup_keep_the_claim(ledger: Ledger, tmp_path: P
     cgroup = tmp_path / "cgroup"
     cgroup.mkdir()
     (cgroup / "cgroup.events").write_text("populated 1\nfrozen 0\n")
-    booked = replace(claim("c", 0, holder=DEAD), init=DEAD, cgroup=str(cgroup))
+    booked = replace(claim("c", 0, holder=DEAD), init=DEAD, cgroup=Cgroup.at(str(cgroup)))
     book(ledger, booked)
     assert ledger.read().claims == [booked]
     (cgroup / "cgroup.events").write_text("populated 0\nfrozen 0\n")
@@ -183,7 +187,7 @@ def test_processes_left_in_the_cgroup_keep_the_claim(ledger: Ledger, tmp_path: P
 
 def test_the_v1_cgroup_counts_by_its_processes(ledger: Ledger, tmp_path: Path) -> None:
     (tmp_path / "cgroup.procs").write_text("123\n")
-    booked = replace(claim("c", 0, holder=DEAD), init=DEAD, cgroup=str(tmp_path))
+    booked = replace(claim("c", 0, holder=DEAD), init=DEAD, cgroup=Cgroup.at(str(tmp_path)))
     book(ledger, booked)
     assert ledger.read().claims == [booked]
     (tmp_path / "cgroup.procs").write_text("")
@@ -264,7 +268,7 @@ def test_a_live_claim_is_released_by_force_only(ledger: Ledger) -> None:
 
 
 def test_the_lock_is_waited_for_and_the_wait_is_bounded(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger_module, "LOCK_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(lock, "TIMEOUT_S", 0.2)
     book(ledger)
     keeper = subprocess.Popen(
         [
@@ -347,3 +351,103 @@ def test_a_symbolic_link_in_place_of_the_lock_is_refused(ledger: Ledger, tmp_pat
     with pytest.raises(LedgerError, match="ELOOP"):
         book(ledger, claim("a", 0))
     assert target.read_text() == "x"
+
+
+@pytest.mark.parametrize("number", [errno.ENOMEM, errno.EMFILE, errno.EIO, errno.EACCES])
+def test_what_cannot_be_told_is_never_taken_for_dead(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    book(ledger, claim("a", 0))
+    real = os.open
+
+    def failing(path: str, *more: int, **named: int) -> int:
+        if str(path).startswith("/proc/") and str(path).endswith("/stat"):
+            raise OSError(number, "injected", path)
+        return real(path, *more, **named)
+
+    monkeypatch.setattr(os, "open", failing)
+    with pytest.raises(LedgerError, match="cannot be told"), ledger.locked():
+        raise AssertionError("the book must not be opened")
+    monkeypatch.undo()
+    assert [one.id for one in ledger.read().claims] == ["a"]
+
+
+def test_another_cgroup_at_the_same_path_keeps_no_claim(ledger: Ledger, tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (first, second):
+        folder.mkdir()
+        (folder / "cgroup.events").write_text("populated 1\n")
+    booked = replace(claim("c", 0, holder=DEAD), init=DEAD, cgroup=Cgroup.at(str(first)))
+    book(ledger, booked)
+    assert ledger.read().claims == [booked]
+    first.rename(tmp_path / "gone")
+    second.rename(first)
+    assert ledger.read().claims == []
+
+
+def test_a_spec_file_serves_one_start_at_a_time(ledger: Ledger, sleeper: subprocess.Popen[bytes]) -> None:
+    book(ledger, claim("a", 0))
+    with ledger.locked() as found:
+        with pytest.raises(LiveClaimError, match="container a is being started from this file right now"):
+            found.refuse_shared_spec("/b/a.json")
+        found.refuse_shared_spec("/b/b.json")
+    book(ledger, replace(claim("b", 1), init=identity(sleeper.pid)))
+    with ledger.locked() as found:
+        found.refuse_shared_spec("/b/b.json")  # its runtime has read the file
+
+
+def test_a_blocked_alarm_does_not_unbound_the_wait(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "TIMEOUT_S", 0.2)
+    ledger.prepare()
+    descriptor = os.open(f"{ledger.state_dir}/lock", os.O_CREAT | os.O_RDWR)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
+    try:
+        with pytest.raises(LockTimeoutError):
+            book(ledger, claim("a", 0))
+        assert signal.SIGALRM in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
+        os.close(descriptor)
+
+
+def test_a_lock_file_that_was_unlinked_meanwhile_is_not_trusted(ledger: Ledger) -> None:
+    with ledger.locked() as found:
+        os.unlink(f"{ledger.state_dir}/lock")
+        os.close(os.open(f"{ledger.state_dir}/lock", os.O_CREAT | os.O_WRONLY))
+        found.add(claim("a", 0))
+    book(ledger, claim("b", 1))
+    assert sorted(one.id for one in ledger.read().claims) == ["a", "b"]
+
+
+def test_a_killed_writer_leaves_one_file_at_most_and_it_is_written_over(ledger: Ledger) -> None:
+    book(ledger, claim("a", 0))
+    Path(ledger.state_dir, ".ledger.json.new").write_text("half")
+    book(ledger, claim("b", 1))
+    assert sorted(os.listdir(ledger.state_dir)) == ["ledger.json", "lock"]
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo", "directory"])
+def test_what_is_no_plain_ledger_says_how_to_recover(ledger: Ledger, kind: str) -> None:
+    ledger.prepare()
+    path = Path(ledger.state_dir, "ledger.json")
+    {"link": lambda: path.symlink_to("x"), "fifo": lambda: os.mkfifo(path), "directory": path.mkdir}[kind]()
+    with pytest.raises(LedgerError, match=f"mv {path} {path}.bad"):
+        ledger.read()
+
+
+def test_root_in_a_user_namespace_is_rootless(ledger: Ledger) -> None:
+    code = f"from runtime_wrapper.ledger import Ledger; Ledger({ledger.state_dir!r}).prepare()"
+    command = ["unshare", "--user", "--map-root-user", sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "rootless caller" in done.stderr
+    assert not Path(ledger.state_dir).exists()
+
+
+def test_the_callers_umask_does_not_spoil_the_state_directory(ledger: Ledger) -> None:
+    before = os.umask(0o777)
+    try:
+        book(ledger, claim("a", 0))
+    finally:
+        os.umask(before)
+    assert [one.id for one in ledger.read().claims] == ["a"]

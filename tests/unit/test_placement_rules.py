@@ -1,3 +1,4 @@
+import time
 from dataclasses import replace
 
 import pytest
@@ -157,3 +158,12 @@ def test_refusals_are_gpulatch_errors_of_one_line() -> None:
     assert "\n" not in str(caught.value)
     assert "\x1b" not in str(caught.value)
     assert "permission denied" not in str(caught.value)
+
+
+def test_a_large_machine_with_little_symmetry_does_not_hold_everyone_up() -> None:
+    count = 32
+    links = [["X" if i == j else "NV4" if i // 2 == j // 2 else "SYS" for j in range(count)] for i in range(count)]
+    host = inventory({"links": links, "numa": [str(i % 7) for i in range(count)]})
+    start = time.monotonic()
+    assert len(indices("any:17", host=host)) == 17
+    assert time.monotonic() - start < 5

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from drivers.driver_tree import DriverTree
 
-from runtime_wrapper.errors import NoDriverError, ProbeError, UntrustedPathError
+from runtime_wrapper.errors import NoDriverError, UntrustedPathError
 from runtime_wrapper.probe import procfs
 from runtime_wrapper.probe.procfs import Information, Majors, NodeRules
 
@@ -57,9 +57,9 @@ def test_an_excluded_gpu_is_left_out(tree: DriverTree, excluded: str) -> None:
     assert [gpu.pci for gpu in found] == ["0000:06:00.0"]
 
 
-def test_a_gpu_without_a_minor_is_an_error_that_names_it(tree: DriverTree) -> None:
-    with pytest.raises(ProbeError, match=r"0000:00:1e\.0"):
-        information(tree, "Model: \t\t NVIDIA A10G\n")
+def test_a_gpu_that_the_driver_cannot_describe_does_not_stop_the_others(tree: DriverTree) -> None:
+    tree.gpu("0000:01:00.0", 5)
+    assert [gpu.minor for gpu in information(tree, "Model: \t\t NVIDIA A10G\n")] == [5]
 
 
 def test_gpus_ascend_by_address_and_not_by_text_or_minor(tree: DriverTree) -> None:

@@ -90,7 +90,7 @@ def test_void_and_empty_ask_for_nothing(text: str) -> None:
         ("any:", "any:"),
         ("any:-1", "any:-1"),
         ("any:9999999999", "any:9999999999"),
-        ("1" * 5000, "1111"),
+        ("1" * 4000, "1111"),
         ("0:1", "MIG"),
         ("MIG-b1028956-cfa2-0990-bf4a-5da9abb51763", "MIG"),
         ("mig:1g.10gb", "MIG"),
@@ -207,3 +207,26 @@ def test_the_variable_means_what_it_means_to_nvidias_runtime(case: dict[str, Any
 )
 def test_link_classes_are_ordered(pcie: str, nvlinks: int, least: str | None, meets: bool) -> None:
     assert Link(pcie, nvlinks).meets(least) is meets
+
+
+def test_a_text_that_would_swell_the_ledger_is_refused() -> None:
+    assert parse("0" + "," * 4095, "env X") is not None
+    with pytest.raises(RequestError, match="longer than 4096 characters"):
+        parse("0" + "," * 4096, "env X")
+
+
+@pytest.mark.parametrize(
+    ("env", "annotations", "acts"),
+    [
+        ([], {}, False),
+        (["NVIDIA_VISIBLE_DEVICES=void"], {}, False),
+        (["NVIDIA_VISIBLE_DEVICES="], {}, False),
+        (["NVIDIA_VISIBLE_DEVICES=all"], {}, True),
+        (["NVIDIA_VISIBLE_DEVICES=void", "NVIDIA_VISIBLE_DEVICES=0"], {}, True),
+        (["CUDA_VERSION=9.0"], {}, True),
+        (["CUDA_VERSION=9.0", "NVIDIA_VISIBLE_DEVICES=void"], {}, False),
+        ([], {"cdi.k8s.io/x": "nvidia.com/gpu=all"}, True),
+    ],
+)
+def test_what_nvidias_runtime_would_act_on_is_known(env: list[str], annotations: dict[str, str], acts: bool) -> None:
+    assert request.nvidia_would_act(spec(env, annotations)) is acts

@@ -156,11 +156,24 @@ def test_the_machine_file_gives_nvlinks_and_nics_and_nothing_else(snapshots: Sna
     assert [nic.to_gpus for nic in found.nics] == [("PIX", "SYS")]
 
 
-def test_a_machine_file_for_another_number_of_gpus_is_refused(snapshots: Snapshots) -> None:
+def test_a_machine_file_for_another_number_of_gpus_is_left_aside_with_a_note(snapshots: Snapshots) -> None:
+    """As when one GPU of many has fallen off the bus: the others go on."""
     snapshots.machine('{"links": [["X"]]}')
 
-    with pytest.raises(MachineFileError, match="describes 1 GPUs, the driver lists 2"):
-        host.probe(snapshots.roots)
+    found = host.probe(snapshots.roots)
+
+    assert len(found.gpus) == 2
+    assert "describes 1 GPUs, the driver lists 2: its NVLinks are not used" in found.notes[0]
+
+
+def test_a_gpu_that_is_left_out_is_noted(snapshots: Snapshots) -> None:
+    snapshots.write("proc/driver/nvidia/gpus/0000:09:00.0/information", "Model: broken\n")
+
+    found = snapshots.load()
+
+    assert len(found.gpus) == 2
+    assert found.notes[0].startswith("1 of the 3 GPUs that the driver lists cannot be used")
+    assert snapshots.load() == found
 
 
 def test_a_machine_file_that_others_can_write_is_refused(snapshots: Snapshots) -> None:
@@ -180,11 +193,11 @@ def test_a_link_in_place_of_the_machine_file_is_refused(snapshots: Snapshots) ->
 
 
 def test_the_refusal_of_the_child_arrives_as_its_own_class_and_line(snapshots: Snapshots) -> None:
-    snapshots.write("proc/driver/nvidia/gpus/0000:09:00.0/information", "Model: broken\n")
+    snapshots.machine("{")
 
-    with pytest.raises(ProbeError) as from_child:
+    with pytest.raises(MachineFileError) as from_child:
         snapshots.load()
-    with pytest.raises(ProbeError) as from_here:
+    with pytest.raises(MachineFileError) as from_here:
         host.probe(snapshots.roots)
 
     assert str(from_child.value) == str(from_here.value)

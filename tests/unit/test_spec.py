@@ -53,10 +53,39 @@ def test_broken_json_that_speaks_of_gpus_is_refused(config: Path, text: str) -> 
         spec.read(str(config))
 
 
-def test_a_spec_in_another_encoding_is_refused_when_it_speaks_of_gpus(config: Path) -> None:
-    config.write_bytes(b'{"process": {"env": ["GPULATCH_GPUS=0", "A=\xff"]}}')
-    with pytest.raises(SpecError, match="is not valid JSON"):
+def test_invalid_utf8_is_read_as_go_reads_it(config: Path) -> None:
+    config.write_bytes(b'{"process": {"env": ["GPULATCH_GPUS=0", "A=\xff", "NVIDIA\\u005fVISIBLE_DEVICES=1"]}}')
+    assert spec.environment(read(config).data) == {"GPULATCH_GPUS": "0", "A": "\ufffd", "NVIDIA_VISIBLE_DEVICES": "1"}
+
+
+@pytest.mark.parametrize(
+    ("odd", "key"),
+    [
+        ({"Process": {"env": []}}, "Process"),
+        ({"process": {"env": ["GPULATCH_GPUS=0"], "Env": ["GPULATCH_GPUS=1"]}}, "Env"),
+        ({"linux": {"Resources": {"devices": []}}}, "Resources"),
+        ({"linux": {"resources": {"device\u017f": []}}}, "device\u017f"),
+        ({"linux": {"resources": {"devices": [{"Allow": True}]}}}, "Allow"),
+        ({"linux": {"devices": [{"path": "/dev/x"}, {"MAJOR": 195}]}}, "MAJOR"),
+        ({"mounts": [{"Destination": "/dev/nvidia0"}]}, "Destination"),
+        ({"hooks": {"Prestart": []}}, "Prestart"),
+        ({"Annotations": {"gpulatch.io/gpus": "0"}}, "Annotations"),
+    ],
+)
+def test_a_key_that_only_runc_would_read_is_refused(config: Path, odd: dict[str, Any], key: str) -> None:
+    config.write_text(json.dumps({"x": "GPULATCH_", **odd}, ensure_ascii=False))
+    with pytest.raises(SpecError, match=f'has the key "{key}"'):
         spec.read(str(config))
+
+
+def test_the_same_keys_do_not_matter_where_no_gpu_is_spoken_of(config: Path) -> None:
+    config.write_text(json.dumps({"Process": {}, "mounts": [{"Destination": "/x"}]}))
+    read(config)
+
+
+def test_keys_of_others_may_be_spelled_as_they_like(config: Path) -> None:
+    config.write_text(json.dumps({**ASKING, "annotations": {"Process": "x", "PATH": "y"}, "vm": {"Linux": {}}}))
+    read(config)
 
 
 @pytest.mark.parametrize("kind", ["link", "hard link", "owner", "mode", "directory mode"])
@@ -141,10 +170,52 @@ def test_a_marked_spec_without_its_original_is_refused(config: Path, change: str
         spec.original(read(config))
 
 
-def test_a_mark_that_a_tenant_made_up_is_refused(config: Path) -> None:
-    config.write_text(json.dumps({**ASKING, "annotations": {"gpulatch.io/original": "0" * 64}}))
-    with pytest.raises(ChangedSpecError):
-        spec.original(read(config))
+@pytest.mark.parametrize("mark", ["gpulatch.io/original", "gpulatch.io/edited", "gpulatch.io/claim"])
+def test_a_mark_that_a_tenant_made_up_means_nothing(config: Path, mark: str) -> None:
+    config.write_text(json.dumps({**ASKING, "annotations": {mark: "0" * 64}}))
+    found = read(config)
+    assert spec.original(found) is found
+
+
+def test_an_original_can_be_put_back(config: Path) -> None:
+    found = read(config)
+    spec.write(found, {**found.data, "edited": True}, None)
+    spec.put_back(spec.original(read(config)))
+    assert config.read_bytes() == found.raw
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_read_that_fails_for_want_of_something_is_no_absent_file(
+    config: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    def no_descriptors(*args: object) -> bytes:
+        raise OSError(24, "Too many open files") if failing else UntrustedPathError("w", "x", "y", "z")
+
+    monkeypatch.setattr(spec.trust, "read_file", no_descriptors)
+    monkeypatch.setattr(spec.trust, "read_anyhow", no_descriptors)
+    with pytest.raises((OSError, UntrustedPathError)):
+        spec.read(str(config))
+
+
+def test_a_failed_second_write_takes_the_kept_original_away_again(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = read(config)
+    replace = spec.atomic.replace
+
+    def once(directory: int, name: str, *more: Any) -> None:
+        if name == "config.json":
+            raise OSError(28, "No space left on device")
+        replace(directory, name, *more)
+
+    monkeypatch.setattr(spec.atomic, "replace", once)
+    with pytest.raises(SpecError, match="ENOSPC"):
+        spec.write(found, dict(found.data), None)
+    assert os.listdir(config.parent) == ["config.json"]
+
+
+def test_a_long_name_is_cut() -> None:
+    assert len(str(spec.container_name({"annotations": {"io.kubernetes.cri.container-name": "x" * 10**6}}))) == 128
 
 
 def test_null_annotations_are_no_obstacle(config: Path) -> None:
