@@ -8,15 +8,20 @@ line too few as a container without its GPUs. Option values (numbers, modes) are
 """
 
 import os.path
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+from runtime_wrapper.errors import ContainerIdError, quoted
 
 # How an option is read: without a value, with one, with one only after `=`; _STOP prints something and exits.
 _FLAG, _VALUE, _OPTIONAL, _STOP = range(4)
 _Table = dict[str, int]
 # Options by name, and the words after them; None for a line that the runtime refuses.
 _Scanned = tuple[dict[str, str], list[str]] | None
+
+_CONTAINER_ID = re.compile(r"[A-Za-z0-9_+.-]{1,1024}")
 
 _TRUE = frozenset(["1", "t", "T", "true", "TRUE", "True"])
 _FALSE = frozenset(["0", "f", "F", "false", "FALSE", "False"])
@@ -33,6 +38,14 @@ class Invocation:
     root: str
     log: str | None
     log_format: Literal["text", "json"]
+
+
+def require_id(container_id: str) -> None:
+    """Raises ContainerIdError unless this is an id that a runtime takes and that leads nowhere as part of a path."""
+    if not _CONTAINER_ID.fullmatch(container_id) or container_id in (".", ".."):
+        what = f"container id {quoted(container_id)}"
+        hint = "use letters, digits and _ + . - only"
+        raise ContainerIdError(what, "command line", "is not a valid id", hint)
 
 
 def parse(args: Sequence[str], low_level: str, cwd: str, environ: Mapping[str, str], uid: int) -> Invocation | None:

@@ -1,11 +1,14 @@
 """One container's hold on its GPUs, as the ledger keeps it (schema `schemas/claim.json`)."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 from runtime_wrapper.inventory import Gpu
 from runtime_wrapper.proc import Cgroup, Process
+
+_ENGINE_ID = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +56,8 @@ class Claim:
 
     @property
     def container(self) -> str:
-        """The container as messages name it."""
-        short = self.id[:12]
+        """The container as messages name it; an id of 64 hex digits is cut to 12, as engines show it."""
+        short = self.id[:12] if _ENGINE_ID.fullmatch(self.id) else self.id
         return f"{self.name} ({short})" if self.name else short
 
     def to_json(self) -> dict[str, Any]:

@@ -38,7 +38,8 @@ def _numbers(wanted: str, numbers: Sequence[int], gpus: Sequence[Gpu]) -> str:
     in_pci_order = [gpu.index for gpu in sorted(gpus, key=lambda gpu: gpu.pci)]
     if all(number in in_pci_order for number in numbers):
         return ",".join(str(in_pci_order.index(number)) for number in numbers)
-    why = f"the container has {len(gpus)} GPUs, numbered 0-{len(gpus) - 1} inside (host indices {_indices(gpus)})"
+    inside = f"0-{len(gpus) - 1}" if len(gpus) > 1 else "0"
+    why = f"the container's GPUs are numbered {inside} inside (host indices {_indices(gpus)})"
     raise _error(wanted, why)
 
 

@@ -73,7 +73,7 @@ class HiddenDeviceError(GpulatchError):
 
 
 class RestoreError(GpulatchError):
-    """A checkpoint of a GPU container can be restored only from the spec that gpulatch wrote."""
+    """A checkpoint of a GPU container cannot be restored."""
 
     code = "GL-1006"
 

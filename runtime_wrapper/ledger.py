@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from runtime_wrapper import atomic, liveness, lock, proc, trust
 from runtime_wrapper.claim import Claim
-from runtime_wrapper.errors import LedgerError, LiveClaimError, NoClaimError, UntrustedPathError, errno_name
+from runtime_wrapper.errors import LedgerError, LiveClaimError, NoClaimError, UntrustedPathError, errno_name, quoted
 from runtime_wrapper.inventory import Inventory
 from runtime_wrapper.placement import Holder
 
@@ -106,23 +106,25 @@ class Ledger:
         finally:
             os.close(directory)
 
-    def release(self, container_id: str, *, force: bool) -> list[Claim]:
-        """Take a container's claims out of the book; live ones only with `force`.
+    def release(self, container_id: str, root: str | None, *, force: bool) -> Claim:
+        """Take a container's claim out of the book, by its id or what only its id begins with; a live one with `force`.
 
-        Raises NoClaimError, LiveClaimError.
+        Raises NoClaimError, also when several containers fit, and LiveClaimError.
         """
         with self.locked() as book:
-            found = book.find(container_id)
-            if not found:
-                why = "holds no live claim"
-                raise NoClaimError(
-                    f"container {container_id}", self.state_dir, why, "see the claims with: gpulatch claims"
-                )
+            fitting = [claim for claim in book.claims if root in (None, claim.root)]
+            found = [claim for claim in fitting if claim.id == container_id]
+            found = found or [claim for claim in fitting if container_id and claim.id.startswith(container_id)]
+            if len(found) != 1:
+                fit = ", ".join(f"{claim.id} (root {claim.root})" for claim in found)
+                why = f"fits {fit}" if found else "holds no live claim"
+                hint = "add --root, or write more of the id" if found else "see the claims with: gpulatch claims"
+                raise NoClaimError(f"container {quoted(container_id)}", self.state_dir, why, hint)
             if not force:
                 why = "is alive and uses its GPUs"
                 raise LiveClaimError(f"container {found[0].container}", self.state_dir, why, "stop it, or add --force")
             book.remove(found)
-            return found
+            return found[0]
 
     def prepare(self) -> None:
         """Make the state directory when it is absent. Raises NotRootError, UntrustedPathError."""

@@ -30,10 +30,15 @@ class Trace:
 
 
 def look(trace: Trace) -> Trace | None:
-    """The trace with what is newly seen filled in, or None when the container is dead."""
+    """The trace with what is newly seen filled in, or None when the container is dead.
+
+    The holder first: if it is dead by now, `create` is over and the state file that it left must be there to be read.
+    In the other order a create that ends between the two looks would pass for dead.
+    """
+    holder_lives = trace.holder.alive()
     if trace.init is None:
         trace = _seen(trace)
-    if trace.holder.alive() or (trace.init and trace.init.alive()) or (trace.cgroup and trace.cgroup.populated()):
+    if holder_lives or (trace.init and trace.init.alive()) or (trace.cgroup and trace.cgroup.populated()):
         return trace
     return None
 

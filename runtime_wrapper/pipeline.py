@@ -5,20 +5,16 @@ after. A claim is booked for the calling process, which then becomes the low-lev
 claim ends with it.
 """
 
-import re
-
-from runtime_wrapper import clock, devices, edits, lowlevel, placement, settings, snapshot, spec, trust
+from runtime_wrapper import argv, clock, devices, edits, lowlevel, placement, settings, snapshot, spec, trust
 from runtime_wrapper.argv import Invocation
 from runtime_wrapper.claim import Claim, devices_of
 from runtime_wrapper.edits import Grant
-from runtime_wrapper.errors import ContainerIdError, RestoreError, quoted
+from runtime_wrapper.errors import RestoreError
 from runtime_wrapper.ledger import Ledger
 from runtime_wrapper.placement import Offer
 from runtime_wrapper.proc import Process
 from runtime_wrapper.request import Request
 from runtime_wrapper.spec import Spec
-
-_CONTAINER_ID = re.compile(r"[A-Za-z0-9_+.-]{1,1024}")
 
 
 def give(runtime_name: str, link: str, invocation: Invocation, found: Spec, original: Spec, wanted: Request) -> None:
@@ -53,14 +49,7 @@ def _require_usable(found: Spec, invocation: Invocation, wanted: Request) -> Non
     """What does not matter for other containers stands against one that asks for GPUs."""
     trust.require_root_of_host(trust.STATE_DIR)
     found.require_trust()
-    container_id = invocation.container_id
-    if not _CONTAINER_ID.fullmatch(container_id) or container_id in (".", ".."):
-        raise ContainerIdError(
-            f"container id {quoted(container_id)}",
-            "command line",
-            "is not a valid id",
-            "use letters, digits and _ + . - only",
-        )
+    argv.require_id(invocation.container_id)
     if invocation.subcommand == "restore":
         why = "a checkpoint cannot bring back what was on the GPU"
         raise RestoreError("GPU container", wanted.where, why, "start it anew instead of restoring it")

@@ -64,12 +64,12 @@ def choose(request: Request, inventory: Inventory, holders: Holders) -> Offer:
 
 
 def _best_of_free(named: Sequence[Gpu], request: Request, inventory: Inventory, holders: Holders) -> Score:
-    free = [gpu.index for gpu in inventory.gpus if not gpu.mig and _is_free(gpu, holders)]
+    free = [gpu.index for gpu in inventory.gpus if not gpu.mig and _is_free(gpu, request, holders)]
     required = [gpu.index for gpu in named]
     candidates = [i for i in free if i not in required and _near(inventory.gpus[i], request.numa)]
     size = len(required) + request.count
     if len(candidates) < request.count:
-        raise _not_enough(request, len(candidates), inventory, holders)
+        raise _not_enough(request, named, inventory, holders)
     best = best_set(free, required, size, candidates, inventory, request.link)
     if best is None:
         why = f"no {size} of the free GPUs {index_list(free)} have link={request.link} between every two"
@@ -83,7 +83,7 @@ def _all(request: Request, inventory: Inventory, holders: Holders) -> list[Gpu]:
     rest = [gpu for gpu in whole if not _hinders(request, gpu, holders)]
     if not rest:
         if not whole:
-            raise _not_enough(request, 0, inventory, holders)
+            raise _not_enough(request, (), inventory, holders)
         _refuse_held(whole, request, holders)
     return rest
 
@@ -116,9 +116,7 @@ def _matches(name: str, gpu: Gpu) -> bool:
 def _unknown(name: str, found: Sequence[Gpu], request: Request, inventory: Inventory) -> GpulatchError:
     count = len(inventory.gpus)
     have = (
-        f"this host has GPUs 0-{count - 1}"
-        if count > 1
-        else f"this host has {count} GPU" + ("s" if not count else " with index 0")
+        f"this host has GPUs 0-{count - 1}" if count > 1 else f"this host has {_counted(count, 'GPU')}, numbered from 0"
     )
     if found:
         why = f"fits GPUs {index_list([gpu.index for gpu in found])}"
@@ -146,8 +144,8 @@ def _hinders(request: Request, gpu: Gpu, holders: Holders) -> Holder | None:
     return None
 
 
-def _is_free(gpu: Gpu, holders: Holders) -> bool:
-    return _only_monitors(holders.get(gpu.index, ()))
+def _is_free(gpu: Gpu, request: Request, holders: Holders) -> bool:
+    return request.policy == MONITOR or _only_monitors(holders.get(gpu.index, ()))
 
 
 def _only_monitors(held: Sequence[Holder]) -> bool:
@@ -158,29 +156,33 @@ def _near(gpu: Gpu, numa: int | None) -> bool:
     return numa is None or numa in numa_nodes(gpu.numa)
 
 
-def _not_enough(request: Request, free: int, inventory: Inventory, holders: Holders) -> NotEnoughGpusError:
-    total = sum(not gpu.mig for gpu in inventory.gpus)
+def _not_enough(request: Request, named: Sequence[Gpu], inventory: Inventory, holders: Holders) -> NotEnoughGpusError:
+    """Why the free GPUs do not suffice: there are none near that node, too few at all, or others hold them."""
+    pool = [gpu for gpu in inventory.gpus if not gpu.mig and gpu not in named and _near(gpu, request.numa)]
     near = f" near NUMA node {request.numa}" if request.numa is not None else ""
-    if request.count > total:
-        why, hint = f"this host has {total} whole GPUs", "ask for fewer"
+    beside = " beside those named" if named else ""
+    if near and not pool:
+        nodes = sorted(set[int]().union(*(numa_nodes(gpu.numa) for gpu in inventory.gpus)))
+        why = f"this host has no whole GPU{near}{beside}, NUMA nodes with GPUs: {index_list(nodes) or 'unknown'}"
+        hint = "name another node or drop numa="
+    elif request.count > len(pool) or not pool:
+        why = f"this host has {_counted(len(pool), 'whole GPU')}{near}{beside}"
+        hint = f"ask for at most {len(pool)}" if pool else "see the GPUs with: gpulatch probe"
     else:
-        why = f"{free} of {total} are free{near}{_held_by(holders)}"
+        held = {gpu.index: holders.get(gpu.index, ()) for gpu in pool if not _only_monitors(holders.get(gpu.index, ()))}
+        shown = [f"GPU {index} by {holding[0].container}" for index, holding in held.items()]
+        more = f" and {len(shown) - 4} more" if len(shown) > 4 else ""
+        why = f"{len(pool) - len(held)} of {len(pool)}{near} are free, held: {', '.join(shown[:4])}{more}"
         hint = "stop one of the holders or ask for fewer (see: gpulatch claims)"
     return NotEnoughGpusError(_wish(request), request.where, why, hint)
 
 
 def _wish(request: Request) -> str:
-    if request.count:
-        return f"{request.count} free GPU" + ("s" if request.count > 1 else "")
-    return "all GPUs"
+    return _counted(request.count, "free GPU") if request.count else "all GPUs"
 
 
-def _held_by(holders: Holders) -> str:
-    named = [
-        f"GPU {index} by {held[0].container}" for index, held in sorted(holders.items()) if not _only_monitors(held)
-    ]
-    shown = ", ".join(named[:4]) + (f" and {len(named) - 4} more" if len(named) > 4 else "")
-    return f", held: {shown}" if named else ""
+def _counted(number: int, thing: str) -> str:
+    return f"{number} {thing}" + ("" if number == 1 else "s")
 
 
 def _check_constraints(chosen: Sequence[Gpu], request: Request, inventory: Inventory) -> None:

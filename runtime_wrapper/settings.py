@@ -1,6 +1,6 @@
 """The administrator's settings of one runtime name, from `/etc/gpulatch/config.toml`.
 
-Read only once a container asks for a GPU: a broken file never stops another container. `docs/settings.md` lists them.
+Read only once a container asks for a GPU: a broken file never stops another container. `docs/files.md` lists them.
 """
 
 import os

@@ -64,6 +64,10 @@ def read(path: str) -> Spec | None:
             raw = trust.read_anyhow(path, WHAT)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError):
             return None
+        except UntrustedPathError:
+            if trust.mentions_any(path, _REQUEST_WORDS):
+                raise
+            return None  # too big for us to take in, and of no concern to us
     data = _parse(path, raw)
     return None if data is None else Spec(path, raw, data, distrust)
 
@@ -82,7 +86,7 @@ def original(spec: Spec) -> Spec:
     kept = read(kept_path)
     if kept and marks.get(ORIGINAL_MARK) != _sha256(kept.raw):
         kept = None
-    hint = f"bring back the spec without gpulatch's edits (kept as {kept_path}), change that and start again"
+    hint = f"run: mv {kept_path} {spec.path}, then change that file and start again"
     if unchanged and not kept:
         raise ChangedSpecError(WHAT, spec.path, f"was written by gpulatch, and {kept_path} is not its original", hint)
     if kept and not unchanged:

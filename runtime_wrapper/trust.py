@@ -7,6 +7,7 @@ descriptor, never through a symbolic link, never blocking on a FIFO, and is a re
 
 import os
 import stat
+from collections.abc import Sequence
 
 from runtime_wrapper.errors import NotRootError, UntrustedPathError, errno_name
 
@@ -122,6 +123,23 @@ def read_anyhow(path: str, what: str) -> bytes:
         return _read_all(fd, what, path)
     finally:
         os.close(fd)
+
+
+def mentions_any(path: str, words: Sequence[bytes]) -> bool:
+    """Whether any of the words stands in a regular file of any size; True where that cannot be told."""
+    overlap = max(len(word) for word in words) - 1
+    try:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY)) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return True
+            tail = b""
+            while chunk := file.read(1 << 20):
+                if any(word in tail + chunk for word in words):
+                    return True
+                tail = chunk[-overlap:]
+    except OSError:
+        return True
+    return False
 
 
 def _read_all(fd: int, what: str, where: str) -> bytes:

@@ -18,7 +18,7 @@ def claims(as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([to_json(claim) for claim in found], indent=2))
     elif found:
-        columns = ("container", "GPUs", "policy", "asked by", "request", "runtime", "since")
+        columns = ("container", "GPUs", "policy", "request", "asked by", "since")
         tables.show("GPU claims", columns, [_row(claim) for claim in found])
     else:
         click.echo("No container holds a GPU.")
@@ -26,11 +26,12 @@ def claims(as_json: bool) -> None:
 
 @click.command()
 @click.argument("container_id", metavar="ID")
+@click.option("--root", help="The state root, where several runtimes have a container of that id.")
 @click.option("--force", is_flag=True, help="Also a live container's: it keeps its access, only the book forgets.")
-def release(container_id: str, force: bool) -> None:
-    """Take the claims of a container out of the book; dead ones leave it by themselves."""
-    for claim in Ledger().release(container_id, force=force):
-        click.echo(f"Released GPUs {_indices(claim)} of container {tables.printable(claim.container)}.")
+def release(container_id: str, root: str | None, force: bool) -> None:
+    """Take a container's claim out of the book, by its id or how it begins; dead ones leave by themselves."""
+    claim = Ledger().release(container_id, root, force=force)
+    click.echo(f"Released GPUs {_indices(claim)} of container {tables.printable(claim.container)}.")
 
 
 def to_json(claim: Claim) -> dict[str, Any]:
@@ -52,7 +53,7 @@ def to_json(claim: Claim) -> dict[str, Any]:
 
 def _row(claim: Claim) -> tuple[str, ...]:
     policy = f"{claim.policy} (observed only)" if claim.observed else claim.policy
-    return claim.container, _indices(claim), policy, claim.source, claim.request, claim.runtime, claim.since
+    return claim.container, _indices(claim), policy, claim.request, claim.source, tables.moment(claim.since)
 
 
 def _indices(claim: Claim) -> str:

@@ -100,16 +100,17 @@ class Story:
 
     def show_access(self) -> None:
         """Try every node from inside each container."""
-        self.say(
-            "From inside each container, with the host's whole /dev mounted: which nodes does the kernel let it open?"
-        )
+        self.say("From inside each container, with the host's whole /dev mounted: which nodes does the kernel open?")
         nodes = sorted(path.name for path in Path("/dev").glob("nvidia*") if path.is_char_device())
         rows = []
         for name, _, _ in _ACCEPTED:
-            paths = [f"{sample_bundle.HOST_DEV}/{node}" for node in nodes]
-            answers = sample_bundle.try_to_open(["runc", "--root", _ROOT], name, paths)
-            rows.append((name, *("opens" if answers[path] == "ENXIO" else answers[path] for path in paths)))
-        tables.show("opens = passed on to the driver, EPERM = refused", ("container", *nodes), rows)
+            paths = {node: f"{sample_bundle.HOST_DEV}/{node}" for node in nodes}
+            answers = sample_bundle.try_to_open(["runc", "--root", _ROOT], name, list(paths.values()))
+            opened = [node for node in nodes if answers[paths[node]] == "ENXIO"]
+            refused = [node for node in nodes if answers[paths[node]] == "EPERM"]
+            rows += [(name, "passed on to the driver", " ".join(opened)), ("", "refused, EPERM", " ".join(refused))]
+        tables.show("Opening each node", ("container", "the kernel's answer", "nodes"), rows)
+        self.console.print("  (A node is numbered by its minor, not by its GPU's index: see the first table.)")
 
     def end(self) -> None:
         """End the containers; the book empties by itself."""

@@ -37,11 +37,19 @@ def refresh() -> Inventory:
 def show(inventory: Inventory) -> None:
     """The GPUs and the matrix of their links."""
     rows = [
-        (gpu.index, gpu.uuid, gpu.pci, f"/dev/nvidia{gpu.minor}", gpu.model, gpu.numa, "yes" if gpu.mig else "no")
+        (
+            gpu.index,
+            tables.uuid(gpu.uuid),
+            gpu.pci,
+            f"nvidia{gpu.minor}",
+            gpu.numa,
+            "yes" if gpu.mig else "no",
+            gpu.model,
+        )
         for gpu in inventory.gpus
     ]
     title = f"GPUs, driver {inventory.driver_version or 'unknown'}"
-    tables.show(title, ("GPU", "UUID", "PCI address", "node", "model", "NUMA", "split by MIG"), rows)
+    tables.show(title, ("GPU", "UUID", "PCI address", "node", "NUMA", "MIG", "model"), rows)
     names = [str(gpu.index) for gpu in inventory.gpus]
     kinds = [["X" if link is None else link.kind for link in row] for row in inventory.links]
     if len(names) > 1:

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from runtime_wrapper import devices, edits, ledger, placement, request, spec, trust
+from runtime_wrapper import argv, devices, edits, ledger, placement, request, settings, spec, trust
 from runtime_wrapper.edits import Grant
 from runtime_wrapper.errors import GpulatchError, SpecError
 from runtime_wrapper.inventory import Inventory
@@ -62,6 +62,7 @@ class Result:
 @click.option("--id", "container_id", help="The container's id: a live claim of that id refuses it.")
 @click.option("--machine", type=click.Path(exists=True), help="A machine file instead of this host's GPUs.")
 @click.option("--ledger", "ledger_file", type=click.Path(exists=True), help="A ledger file instead of the host's book.")
+@click.option("--runtime", "runtime_name", default="gpulatch-runtime", help="The runtime name whose settings hold.")
 @click.option("--print-spec", is_flag=True, help="Print the config.json that the container would get.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON (schema resolve.json).")
 def resolve(
@@ -69,6 +70,7 @@ def resolve(
     container_id: str | None,
     machine: str | None,
     ledger_file: str | None,
+    runtime_name: str,
     print_spec: bool,
     as_json: bool,
 ) -> None:
@@ -80,7 +82,7 @@ def resolve(
         raise click.UsageError("--print-spec and --json both want the output: choose one")
     result = Result()
     try:
-        _resolve(result, config, container_id, machine, ledger_file)
+        _resolve(result, config, container_id, machine, ledger_file, runtime_name)
     except GpulatchError as error:
         result.error = error
     except Exception as error:
@@ -97,13 +99,20 @@ def resolve(
 
 
 def _resolve(
-    result: Result, config: str, container_id: str | None, machine: str | None, ledger_file: str | None
+    result: Result,
+    config: str,
+    container_id: str | None,
+    machine: str | None,
+    ledger_file: str | None,
+    runtime_name: str,
 ) -> None:
     original = _read_spec(config)
     result.edited = original.data
     result.wanted = wanted = request.find(original.data)
     if wanted is None:
         return
+    if not machine:
+        settings.load(runtime_name)
     if wanted.none:
         offer = Offer((), wanted.policy, ("no GPU, by the container's own wish",))
     else:
@@ -117,6 +126,8 @@ def _resolve(
 def _choose(wanted: Request, container_id: str | None, machine: str | None, ledger_file: str | None) -> Offer:
     inventory = _inventory(machine)
     book = _book(machine, ledger_file)
+    if container_id is not None:
+        argv.require_id(container_id)
     for claim in book.find(container_id) if container_id else ():
         book.refuse_live(claim.id, claim.root)
     return placement.choose(wanted, inventory, book.holders(inventory))
@@ -145,7 +156,8 @@ def _tell(result: Result) -> None:
         click.echo("The container asks for no GPU: nothing would be changed.")
         return
     tables.console().print(f"Request: {tables.printable(wanted.where)}, policy {offer.policy}", markup=False)
-    rows = [(gpu.index, gpu.uuid, f"/dev/nvidia{gpu.minor}", gpu.model, gpu.numa) for gpu in offer.gpus]
-    tables.show("Devices", ("GPU", "UUID", "node", "model", "NUMA"), rows)
+    rows = [(gpu.index, tables.uuid(gpu.uuid), f"nvidia{gpu.minor}", gpu.numa, gpu.model) for gpu in offer.gpus]
+    if rows:
+        tables.show("Devices", ("GPU", "UUID", "node", "NUMA", "model"), rows)
     for reason in offer.reasons:
         click.echo(f"  {reason}")

@@ -7,8 +7,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-# Wide enough for a UUID column where the output is no terminal: nothing is cut off in a pipe.
+# Wide enough for every table where the output is no terminal: nothing is cut off in a pipe.
 _PIPE_WIDTH = 200
+_WIDE = 120
 
 
 def console() -> Console:
@@ -19,12 +20,22 @@ def console() -> Console:
 
 def show(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Print a table; every cell is shown as plain text, None as a dash."""
-    table = Table(title=title, title_justify="left", title_style="bold", header_style="bold")
+    table = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*(Text("-" if cell is None else printable(str(cell))) for cell in row))
     console().print(table)
+
+
+def uuid(text: str | None) -> str | None:
+    """A UUID, in a narrow terminal cut to what still names a GPU in a request."""
+    return text[:12] if text and console().width < _WIDE else text
+
+
+def moment(text: str) -> str:
+    """A moment of RFC 3339 to the second."""
+    return f"{text[:10]} {text[11:19]}"
 
 
 def printable(text: str) -> str:

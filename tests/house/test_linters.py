@@ -1,5 +1,6 @@
 """The linters, and the size of things."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -25,11 +26,9 @@ def test_shell_scripts_parse_and_can_be_executed(script: str) -> None:
 
 
 def test_texts_name_no_absolute_path_of_a_developer() -> None:
-    done = subprocess.run(
-        ["git", "grep", "-nE", "/home/[a-z]|/root/|/Users/", "--", ":!tests", ":!LICENSE"],
-        cwd=CHECKOUT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stdout == ""
+    folders = ("docs", "hooks", "packaging", "runtime_wrapper", "schemas", ".ci")
+    paths = [CHECKOUT / "README.md", CHECKOUT / "pyproject.toml"]
+    paths += [path for folder in folders for path in (CHECKOUT / folder).rglob("*") if path.suffix != ".pyc"]
+    texts = {path: path.read_text() for path in paths if path.is_file()}
+    assert len(texts) > 60
+    assert [path for path, text in texts.items() if re.search(r"/home/[a-z]|/root/|/Users/", text)] == []

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -118,6 +120,29 @@ def test_a_bad_machine_or_spec_file_is_one_line(host: Host, bundle: Bundle, tmp_
         assert done.returncode == 1 or "links" in text
         assert done.stderr.count("\n") <= 1
         assert "Traceback" not in done.stderr
+
+
+def test_resolve_foresees_what_stands_against_a_start(host: Host, bundle: Bundle) -> None:
+    bundle.asking_for("any:1")
+    assert "is not a valid id" in resolve(host, bundle, "--id", "a b/..").stderr
+    Path("/etc/gpulatch/config.toml").write_text("[broken")
+    done = resolve(host, bundle)
+    assert done.returncode == 1
+    assert "/etc/gpulatch/config.toml" in done.stderr
+    assert resolve(host, bundle, "--machine", str(DGX_A100)).returncode == 0
+
+
+def test_tables_fit_a_narrow_terminal(host: Host, bundle: Bundle) -> None:
+    assert host.start(bundle.asking_for("any:2").path, "web-1").returncode == 0
+    for command in ("probe", "claims", f"resolve --config {bundle.config}"):
+        code = f"import sys; sys.argv[1:] = {command.split()!r}; from runtime_wrapper.operate.cli import main; main()"
+        line = f"stty cols 80; exec {sys.executable} -c '{code.replace(chr(39), chr(34))}'"
+        shown = host.run(["script", "-qec", line, "/dev/null"]).stdout
+        plain = re.sub(r"\x1b\[[0-9;]*m", "", shown)
+        assert "NVIDIA A100-SXM4" in plain or command == "claims"
+        assert max(len(row.rstrip()) for row in plain.splitlines()) <= 80
+        for row in plain.splitlines():
+            assert not re.search(r"GPU-[0-9a-f]{13}", row)
 
 
 def test_resolve_reads_what_gpulatch_wrote_from_its_original(host: Host, bundle: Bundle) -> None:

@@ -1,6 +1,7 @@
 """The README's first command shows the main job and leaves nothing behind."""
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -38,15 +39,14 @@ def test_the_demo_shows_the_main_job_in_less_than_a_minute_and_leaves_nothing() 
     assert time.monotonic() - start < 60
     assert done.stderr == ""
     text = done.stdout
-    lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if line.startswith("│")]
-    rows = {line[0]: line[1:] for line in lines}  # of the last table that names the container: what it can open
     assert text.count("GPUs 0,1: most NVLink bandwidth") == 1
     assert text.count("GPUs 2,3: most NVLink bandwidth") == 1
     assert "6 free GPUs" in text
     assert "3 of 8 are free, held: GPU 0 by trainer" in " ".join(text.split())
-    assert rows["trainer"].count("opens") == rows["tuner"].count("opens") == 2 + 3
-    assert rows["notebook"].count("opens") == 1 + 3
-    assert rows["trainer"].count("EPERM") == 7
+    control = "nvidia-uvm nvidia-uvm-tools"
+    for name, nodes in (("trainer", "nvidia1 nvidia2"), ("tuner", "nvidia3 nvidia4"), ("notebook", "nvidia0")):
+        assert re.search(rf"^{name} +passed on to the driver +{control} {nodes} nvidiactl *$", text, re.MULTILINE)
+    assert text.count("refused, EPERM") == 3
     assert text.rstrip().endswith("are gone.")
     assert "No container holds a GPU." in text
     assert traces() == before

@@ -45,7 +45,7 @@ static void copy(const char *title, FILE *from, const char *only)
 	for (size_t n; !only && (n = fread(text, 1, sizeof text, from)) > 0;)
 		fwrite(text, 1, n, stdout);
 	while (only && fgets(text, sizeof text, from))
-		if (!strncmp(text, only, strlen(only)))
+		if (!strncmp(text, only, strlen(only)) && text[3] != 'Q') /* SigQ counts for the whole user */
 			fputs(text, stdout);
 }
 

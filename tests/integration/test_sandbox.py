@@ -63,7 +63,8 @@ def test_everything_inside_ends_with_the_sandbox_however_it_ends(number: signal.
         "mkdir /sys/fs/cgroup/deep && (echo 0 > /sys/fs/cgroup/deep/cgroup.procs; exec setsid sleep 1000) & "
         f"setsid sleep 1000 & sleep 0.2; touch {ready}; wait"
     )
-    process = subprocess.Popen([*SANDBOX, "bash", "-c", script], cwd=CHECKOUT)
+    command = ["env", "--default-signal=INT", *SANDBOX]  # a job in the background inherits it as ignored
+    process = subprocess.Popen([*command, "bash", "-c", script], cwd=CHECKOUT)
     wait_until(ready.exists)
     assert len(cgroups(process.pid)) == 1
 

@@ -186,6 +186,24 @@ def test_signal_dispositions_reach_the_container_as_with_plain_runc(host: Host, 
         assert ours == plain, prefix
 
 
+@pytest.mark.parametrize("request_", ["", "any:1"])
+def test_the_low_level_runtime_starts_with_the_engines_signal_dispositions(
+    host: Host, bundle: Bundle, tmp_path: Path, request_: str
+) -> None:
+    told = tmp_path / "told"
+    low_level = tmp_path / "tell-signals"
+    low_level.write_text(f'#!/bin/sh\ngrep -E "^Sig(Blk|Ign|Cgt)" /proc/$$/status > {told}\n')
+    low_level.chmod(0o755)
+    launcher = private_directory(tmp_path / "private", "gpulatch-runtime", low_level)
+    for program in (low_level, launcher):
+        done = host.run(
+            ["env", "--default-signal", str(program), "run", "--bundle", str(bundle.asking_for(request_).path), "x"]
+        )
+        assert done.returncode == 0, done.stderr
+        assert "SigIgn:\t0000000000000000" in told.read_text()
+        told.unlink()
+
+
 def test_an_exec_into_a_container_and_its_life_are_plain_runcs(host: Host, bundle: Bundle) -> None:
     assert host.start(bundle.path, "c1").returncode == 0
     done = host.runtime("exec", "c1", "sh", "-c", "cat; exit 5", stdin="in\n")

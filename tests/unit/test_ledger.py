@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from drivers.samples import nvlink_host
 
-from runtime_wrapper import lock
+from runtime_wrapper import lock, proc
 from runtime_wrapper.claim import Claim, devices_of
 from runtime_wrapper.clock import now
 from runtime_wrapper.errors import (
@@ -260,11 +260,27 @@ def test_a_live_container_is_not_booked_twice(ledger: Ledger) -> None:
 def test_a_live_claim_is_released_by_force_only(ledger: Ledger) -> None:
     book(ledger, claim("a", 0))
     with pytest.raises(LiveClaimError, match="--force"):
-        ledger.release("a", force=False)
-    assert [one.id for one in ledger.release("a", force=True)] == ["a"]
+        ledger.release("a", None, force=False)
+    assert ledger.release("a", None, force=True).id == "a"
     assert ledger.read().claims == []
     with pytest.raises(NoClaimError):
-        ledger.release("a", force=True)
+        ledger.release("a", None, force=True)
+
+
+def test_a_claim_is_released_by_what_only_its_id_begins_with(ledger: Ledger) -> None:
+    book(ledger, claim("web-1", 0), claim("web-2", 1), claim("web", 2), claim("web-2", 3, root="/other"))
+    with pytest.raises(NoClaimError, match="fits web-1 .*, web-2"):
+        ledger.release("web-", None, force=True)
+    with pytest.raises(NoClaimError, match="add --root"):
+        ledger.release("web-2", None, force=True)
+    assert ledger.release("web-2", "/other", force=True).devices[0].index == 3
+    assert ledger.release("web", None, force=True).id == "web"
+    assert ledger.release("web-1", None, force=True).id == "web-1"
+
+
+def test_only_an_engines_long_id_is_cut() -> None:
+    assert claim("web-frontend-production-1", 0).container == "web-frontend-production-1"
+    assert claim("a1" * 32, 0).container == "a1" * 6
 
 
 def test_the_lock_is_waited_for_and_the_wait_is_bounded(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -451,3 +467,29 @@ def test_the_callers_umask_does_not_spoil_the_state_directory(ledger: Ledger) ->
     finally:
         os.umask(before)
     assert [one.id for one in ledger.read().claims] == ["a"]
+
+
+def test_a_create_that_ends_during_the_look_is_not_taken_for_dead(
+    ledger: Ledger, tmp_path: Path, sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state file is not there yet; then create writes it and ends, before the look goes on."""
+    creator = subprocess.Popen(["sleep", "1000"])
+    booked = claim("c", 0, holder=identity(creator.pid), root=str(tmp_path))
+    book(ledger, booked)
+    (tmp_path / "c").mkdir()
+    real = proc.read
+
+    def create_ends_after(path: str) -> bytes | None:
+        text = real(path)
+        if creator.poll() is None:
+            init = identity(sleeper.pid)
+            state = {"init_process_pid": init.pid, "init_process_start": init.start, "x": booked.token}
+            (tmp_path / "c/state.json").write_text(json.dumps(state))
+            creator.kill()
+            creator.wait()
+        return text
+
+    monkeypatch.setattr(proc, "read", create_ends_after)
+    assert [one.id for one in ledger.read().claims] == ["c"]
+    monkeypatch.undo()
+    assert [one.id for one in ledger.read().claims] == ["c"]

@@ -112,7 +112,7 @@ def test_a_gpu_split_by_mig_is_never_had_whole() -> None:
 
 def test_numa_keeps_to_gpus_near_that_node() -> None:
     assert indices("any:2+numa=2") == [4, 5]
-    with pytest.raises(NotEnoughGpusError, match="2 of 8 are free near NUMA node 2"):
+    with pytest.raises(NotEnoughGpusError, match="this host has 2 whole GPUs near NUMA node 2; ask for at most 2"):
         offer("any:3+numa=2")
     with pytest.raises(NotEnoughGpusError, match="GPU 0, .*is near NUMA node 0, not 2"):
         offer("0+numa=2")
@@ -126,6 +126,20 @@ def test_an_unknown_numa_node_never_meets_numa() -> None:
 def test_numa_lists_hold_each_of_their_nodes() -> None:
     host = nvlink_host(2, numa=["0,3-9", "1"])
     assert indices("any:1+numa=4", host=host) == [0]
+
+
+def test_a_refusal_under_numa_names_the_holders_near_that_node_only() -> None:
+    held = {0: [EXCLUSIVE], 4: [SHARED], 5: [MONITOR]}
+    with pytest.raises(NotEnoughGpusError, match="1 of 2 near NUMA node 2 are free, held: GPU 4 by notebook;"):
+        offer("any:2+numa=2", held)
+    with pytest.raises(NotEnoughGpusError, match="no whole GPU near NUMA node 9, NUMA nodes with GPUs: 0,1,2,3;"):
+        offer("any:1+numa=9", held)
+    with pytest.raises(NotEnoughGpusError, match="this host has 1 whole GPU near NUMA node 2 beside those named"):
+        offer("4,any:2+numa=2+policy=shared", {})
+
+
+def test_a_monitor_is_never_refused_for_holders() -> None:
+    assert indices("any:2+policy=monitor", {i: [EXCLUSIVE] for i in range(8)}) == [0, 1]
 
 
 def test_link_is_asked_of_every_pair() -> None:

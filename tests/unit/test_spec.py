@@ -114,8 +114,13 @@ def test_a_fifo_is_refused_without_blocking(config: Path) -> None:
         spec.read(str(config))
 
 
-def test_a_huge_file_is_refused(config: Path) -> None:
+def test_a_huge_file_is_refused_if_it_speaks_of_gpus(config: Path) -> None:
     os.truncate(config, 17 << 20)
+    with pytest.raises(UntrustedPathError, match="larger than 16 MiB"):
+        spec.read(str(config))
+    config.write_bytes(b"{" + b" " * (17 << 20) + b"}")
+    assert spec.read(str(config)) is None
+    config.write_bytes(b"{" + b" " * ((18 << 20) - 4) + b"NVIDIA_VISIBLE_DEVICES")  # across a boundary
     with pytest.raises(UntrustedPathError, match="larger than 16 MiB"):
         spec.read(str(config))
 
@@ -249,3 +254,11 @@ def test_a_failed_write_changes_nothing(config: Path, monkeypatch: pytest.Monkey
 )
 def test_containers_are_named_as_their_engine_names_them(annotations: dict[str, str], name: str | None) -> None:
     assert spec.container_name({"annotations": annotations}) == name
+
+
+def test_the_original_is_kept_before_the_edited_spec_is_written(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill between the two writes then leaves the engine's own spec in place."""
+    found, order = read(config), []
+    monkeypatch.setattr(spec.atomic, "replace", lambda directory, name, *more: order.append(name))
+    spec.write(found, dict(found.data), None)
+    assert order == ["config.gpulatch.json", "config.json"]
