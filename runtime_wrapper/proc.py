@@ -66,13 +66,18 @@ class Cgroup:
         return b"populated 1" in events if events is not None else bool(read(f"{self.path}/cgroup.procs"))
 
 
-def read(path: str) -> bytes | None:
-    """A small file of the kernel or the runtime, or None when it is gone. Raises OSError when that cannot be told."""
+def read(path: str, *, at_once: bool = False) -> bytes | None:
+    """A small file of the kernel or the runtime, or None when it is gone. Raises OSError when that cannot be told.
+
+    `at_once`: one read gives it all, as for files of /proc/<pid> that fit a page.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except _GONE:
         return None
     try:
+        if at_once:
+            return os.read(fd, 4096)
         chunks = []
         while chunk := os.read(fd, 1 << 16):
             chunks.append(chunk)
@@ -95,5 +100,5 @@ def boot_id() -> str:
 
 def _stat_fields(pid: int) -> list[bytes] | None:
     """The fields of /proc/<pid>/stat after the command name (which may hold anything), or None when it is gone."""
-    text = read(f"/proc/{pid}/stat")
+    text = read(f"/proc/{pid}/stat", at_once=True)
     return text.rpartition(b")")[2].split() if text else None

@@ -127,10 +127,22 @@ def booking(ledger: Ledger, inventory: Inventory) -> float:
 
 
 def shared_claim(inventory: Inventory, number: int) -> Claim:
-    gpus = [inventory.gpus[number % len(inventory.gpus)]]
-    devices = devices_of(gpus)
+    """A live claim whose init was seen at an earlier look, as all but the newest are."""
+    me = Process.current()
     return Claim(
-        f"c{number}", "/r", "/b", "/b/config.json", None, "x", devices, "shared", "env", "0", now(), Process.current()
+        id=f"c{number}",
+        root="/r",
+        bundle="/b",
+        config=f"/b/{number}.json",
+        name=None,
+        runtime="gpulatch-runtime",
+        devices=devices_of([inventory.gpus[number % len(inventory.gpus)]]),
+        policy="shared",
+        source="env GPULATCH_GPUS",
+        request="0",
+        since=now(),
+        holder=me,
+        init=me,
     )
 
 

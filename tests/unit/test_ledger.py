@@ -479,8 +479,8 @@ def test_a_create_that_ends_during_the_look_is_not_taken_for_dead(
     (tmp_path / "c").mkdir()
     real = proc.read
 
-    def create_ends_after(path: str) -> bytes | None:
-        text = real(path)
+    def create_ends_after(path: str, **more: bool) -> bytes | None:
+        text = real(path, **more)
         if creator.poll() is None:
             init = identity(sleeper.pid)
             state = {"init_process_pid": init.pid, "init_process_start": init.start, "x": booked.token}
