@@ -19,6 +19,10 @@ class Device:
     uuid: str | None
     index: int
 
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {"pci": self.pci, "uuid": self.uuid, "index": self.index}
+
     def is_gpu(self, gpu: Gpu) -> bool:
         """Whether this is that GPU of the inventory."""
         return self.pci == gpu.pci or (self.uuid is not None and self.uuid == gpu.uuid)
@@ -69,7 +73,7 @@ class Claim:
             "config": self.config,
             "name": self.name,
             "runtime": self.runtime,
-            "devices": [{"pci": device.pci, "uuid": device.uuid, "index": device.index} for device in self.devices],
+            "devices": [device.to_json() for device in self.devices],
             "policy": self.policy,
             "source": self.source,
             "request": self.request,
@@ -91,6 +95,24 @@ class Claim:
             "cgroup": Cgroup(**data["cgroup"]) if data["cgroup"] else None,
         }
         return cls(**{**data, **known})
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What a container held when it ended: a restart prefers it."""
+
+    id: str
+    root: str
+    devices: tuple[Device, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {"id": self.id, "root": self.root, "devices": [device.to_json() for device in self.devices]}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        """What `to_json` made. Raises KeyError, TypeError."""
+        return cls(data["id"], data["root"], tuple(Device(**device) for device in data["devices"]))
 
 
 def devices_of(gpus: Sequence[Gpu]) -> tuple[Device, ...]:

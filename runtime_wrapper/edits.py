@@ -15,7 +15,7 @@ from runtime_wrapper import cuda, spec
 from runtime_wrapper.devices import DeviceNode, Numbers
 from runtime_wrapper.errors import HiddenDeviceError, NoDriverError, SpecError, quoted
 from runtime_wrapper.inventory import Gpu
-from runtime_wrapper.request import CDI_PREFIX, NVIDIA_VARIABLE
+from runtime_wrapper.sources import CDI_PREFIX, NVIDIA_VARIABLE
 
 DEVICES_VARIABLE = "GPULATCH_DEVICES"
 CAPABILITIES_VARIABLE = "NVIDIA_DRIVER_CAPABILITIES"

@@ -168,6 +168,12 @@ class LowLevelError(GpulatchError):
     code = "GL-6001"
 
 
+class WrongRuntimeError(GpulatchError):
+    """A container asks for GPUs under a runtime that is not gpulatch's and gives none."""
+
+    code = "GL-6002"
+
+
 class SettingsError(GpulatchError):
     """The settings file cannot be used."""
 

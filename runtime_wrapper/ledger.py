@@ -13,13 +13,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from runtime_wrapper import atomic, liveness, lock, proc, trust
-from runtime_wrapper.claim import Claim
+from runtime_wrapper.claim import Claim, Past
 from runtime_wrapper.errors import LedgerError, LiveClaimError, NoClaimError, UntrustedPathError, errno_name, quoted
 from runtime_wrapper.inventory import Inventory
 from runtime_wrapper.placement import Holder
 
 FILE = "ledger.json"
 SCHEMA = "gpulatch-ledger/1"
+MAX_PAST = 256  # containers whose GPUs are remembered for a restart
 
 
 @dataclass(slots=True)
@@ -28,6 +29,7 @@ class Book:
 
     claims: list[Claim]
     generation: int = 0
+    past: list[Past] = field(default_factory=list)
     changed: bool = field(default=False, compare=False)
 
     def holders(self, inventory: Inventory) -> dict[int, list[Holder]]:
@@ -39,6 +41,13 @@ class Book:
                     if device.is_gpu(gpu):
                         found.setdefault(gpu.index, []).append(Holder(claim.container, claim.policy))
         return found
+
+    def had_before(self, container_id: str, root: str, inventory: Inventory) -> list[int]:
+        """The GPUs, by index, that a container held when it last ended; empty when not known."""
+        for past in self.past:
+            if (past.id, past.root) == (container_id, root):
+                return [gpu.index for device in past.devices for gpu in inventory.gpus if device.is_gpu(gpu)]
+        return []
 
     def find(self, container_id: str, root: str | None = None) -> list[Claim]:
         """The live claims of a container id, of every runtime root unless one is given."""
@@ -151,6 +160,7 @@ class Ledger:
             "boot_id": proc.boot_id(),
             "generation": book.generation + 1,
             "claims": [claim.to_json() for claim in book.claims],
+            "past": [past.to_json() for past in book.past[-MAX_PAST:]],
         }
         text = json.dumps(data).encode()
         if len(text) > trust.MAX_FILE_BYTES:
@@ -174,7 +184,9 @@ def parse(raw: bytes, where: str, hint: str) -> Book:
         if data["schema"] != SCHEMA:
             raise ValueError(f"schema {data['schema']}, this version reads {SCHEMA}")
         claims = [Claim.from_json(claim) for claim in data["claims"]]
-        book = Book(claims if data["boot_id"] == proc.boot_id() else [], int(data["generation"]))
+        past = [Past.from_json(one) for one in data["past"]]
+        this_boot = data["boot_id"] == proc.boot_id()
+        book = Book(claims if this_boot else [], int(data["generation"]), past if this_boot else [])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise LedgerError("ledger", where, f"is damaged ({type(error).__name__}: {error})", hint) from error
     try:
@@ -187,10 +199,14 @@ def parse(raw: bytes, where: str, hint: str) -> Book:
 def _reconciled(book: Book) -> Book:
     """The book without dead claims, init and cgroup filled in where they are seen for the first time."""
     claims: list[Claim] = []
+    past = book.past
     for claim in book.claims:
         token = "" if claim.observed else claim.token  # an observed container's spec was left without a mark
         trace = liveness.Trace(claim.id, claim.root, token, claim.holder, claim.init, claim.cgroup)
         seen = liveness.look(trace)
         if seen is not None:
             claims.append(claim if seen == trace else replace(claim, init=seen.init, cgroup=seen.cgroup))
-    return Book(claims, book.generation, changed=claims != book.claims)
+        elif not claim.observed:
+            past = [one for one in past if (one.id, one.root) != (claim.id, claim.root)]
+            past.append(Past(claim.id, claim.root, claim.devices))
+    return Book(claims, book.generation, past, changed=claims != book.claims)

@@ -14,7 +14,7 @@ from typing import NoReturn
 if __name__ == "__main__":  # started by path in isolated mode: the package lies in the folder above
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 
-from runtime_wrapper import argv, lowlevel, report, request, spec
+from runtime_wrapper import argv, lowlevel, report, sources, spec
 from runtime_wrapper.argv import Invocation
 from runtime_wrapper.errors import GpulatchError
 
@@ -49,16 +49,12 @@ def prepare(runtime_name: str, link: str, invocation: Invocation) -> None:
         return
     original = spec.original(found)
     restoring = invocation.subcommand == "restore"
-    wanted = request.find(original.data, annotations=not restoring or original is not found)
-    if wanted is None:
-        if lowlevel.is_nvidia_runtime(link) and request.nvidia_would_act(original.data):
-            from runtime_wrapper import edits  # here, as below
-
-            spec.write(original, edits.silence_nvidia(original.data), None)
+    wishes = sources.wishes(original.data, invocation.container_id, annotations=not restoring or original is not found)
+    if not wishes and not sources.unlimited(original.data) and not lowlevel.is_nvidia_runtime(link):
         return
     from runtime_wrapper import pipeline  # here, because most containers ask for no GPU and need none of it
 
-    pipeline.give(runtime_name, link, invocation, found, original, wanted)
+    pipeline.prepare(pipeline.Start(runtime_name, link, invocation, found, original), wishes)
 
 
 def _refuse_or_let_pass(error: GpulatchError, runtime_name: str, invocation: Invocation | None) -> None:
@@ -72,7 +68,7 @@ def _refuse_or_let_pass(error: GpulatchError, runtime_name: str, invocation: Inv
     if not observing:
         _refuse(error, invocation)
     if invocation and invocation.log:
-        report.observation(error, invocation.log, invocation.log_format)
+        report.warning(error, invocation.log, invocation.log_format, "observe mode: let pass")
 
 
 def _refuse(error: GpulatchError, invocation: Invocation | None) -> NoReturn:

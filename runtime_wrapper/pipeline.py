@@ -1,91 +1,186 @@
-"""A container that asks for GPUs: choose and book them, edit its spec, in reading order.
+"""A container that asks for GPUs, or may open them: choose and book, edit its spec, in reading order.
 
-Called by `main` once a request is known. The machine is looked at before the ledger is locked, the spec is written
+Called by `main` once a container has a wish. The machine is looked at before the ledger is locked, the spec is written
 after. A claim is booked for the calling process, which then becomes the low-level runtime: if it never gets there, the
 claim ends with it.
 """
 
-from runtime_wrapper import argv, clock, devices, edits, lowlevel, placement, settings, snapshot, spec, trust
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from runtime_wrapper import (
+    argv,
+    clock,
+    devices,
+    docker,
+    edits,
+    lowlevel,
+    placement,
+    policy,
+    report,
+    settings,
+    snapshot,
+    sources,
+    spec,
+    trust,
+)
 from runtime_wrapper.argv import Invocation
 from runtime_wrapper.claim import Claim, devices_of
 from runtime_wrapper.edits import Grant
-from runtime_wrapper.errors import RestoreError
+from runtime_wrapper.errors import GpulatchError, HeldDeviceError, RestoreError
 from runtime_wrapper.ledger import Ledger
-from runtime_wrapper.placement import Offer
+from runtime_wrapper.placement import Offer, Rules
 from runtime_wrapper.proc import Process
-from runtime_wrapper.request import Request
+from runtime_wrapper.request import EXCLUSIVE, Request
+from runtime_wrapper.settings import Settings
+from runtime_wrapper.sources import Wish
 from runtime_wrapper.spec import Spec
 
 
-def give(runtime_name: str, link: str, invocation: Invocation, found: Spec, original: Spec, wanted: Request) -> None:
-    """Write the GPUs that the container gets into its spec. `found` is its spec, `original` the engine's.
+@dataclass(frozen=True, slots=True)
+class Start:
+    """One container being started: `found` is its spec, `original` the engine's, the same unless gpulatch edited it."""
+
+    runtime_name: str
+    link: str
+    invocation: Invocation
+    found: Spec
+    original: Spec
+
+    @property
+    def delegate(self) -> bool:
+        """Whether NVIDIA's own runtime comes next."""
+        return lowlevel.is_nvidia_runtime(self.link)
+
+    @property
+    def name(self) -> str | None:
+        """What people call the container."""
+        data = self.original.data
+        return docker.container_name(data, self.invocation.container_id) or spec.container_name(data)
+
+
+def prepare(start: Start, wishes: Sequence[Wish]) -> None:
+    """Write the GPUs that the container gets into its spec, or leave it as it is when no wish counts.
 
     Raises GpulatchError when the container must not start.
     """
-    _require_usable(found, invocation, wanted)
-    if settings.load(runtime_name).mode == settings.OBSERVE:
-        if found is not original:
-            spec.put_back(original)  # what an earlier enforcing start wrote is no longer booked
-        if not wanted.none:
-            _book(runtime_name, invocation, original, wanted, observed=True)
+    if not wishes:
+        _without_request(start)
         return
+    rules = settings.load(start.runtime_name)
+    wanted = policy.choose(wishes, rules, privileged=sources.privileged(start.original.data))
+    if wanted is None:
+        _without_request(start)
+    elif rules.mode == settings.OBSERVE:
+        _observe(start, wanted, rules)
+    else:
+        _give(start, wanted, rules)
+
+
+def _give(start: Start, wanted: Request, rules: Settings) -> None:
+    _require_usable(start, wanted)
+    _heed_exclusive_holders(start, rules)
     claim = None
     offer = Offer((), wanted.policy, ())
     if not wanted.none:
-        claim, offer = _book(runtime_name, invocation, original, wanted, observed=False)
-    edited = edits.apply(original.data, _grant(offer, original, delegate=lowlevel.is_nvidia_runtime(link)))
-    spec.write(original, edited, claim.token if claim else None)
+        claim, offer = _book(start, wanted, rules, observed=False)
+    edited = edits.apply(start.original.data, _grant(offer, start))
+    spec.write(start.original, edited, claim.token if claim else None)
 
 
-def _grant(offer: Offer, original: Spec, *, delegate: bool) -> Grant:
+def _observe(start: Start, wanted: Request, rules: Settings) -> None:
+    """Book a mark that hinders nobody. What an earlier enforcing start wrote is no longer booked and is taken back."""
+    _require_usable(start, wanted)
+    if start.found is not start.original:
+        spec.put_back(start.original)
+    if not wanted.none:
+        _book(start, wanted, rules, observed=True)
+
+
+def _without_request(start: Start) -> None:
+    """No GPU for this container: it starts whatever is wrong with us, unless the settings forbid its open devices."""
+    try:
+        rules = settings.load(start.runtime_name)
+    except GpulatchError:
+        rules = Settings()
+    _heed_exclusive_holders(start, rules)
+    if start.found is not start.original:
+        spec.put_back(start.original)
+    if start.delegate and sources.nvidia_would_act(start.original.data):
+        spec.write(start.original, edits.silence_nvidia(start.original.data), None)
+
+
+def _heed_exclusive_holders(start: Start, rules: Settings) -> None:
+    """A container that may open every device voids what others hold exclusively: report it, or refuse it."""
+    if not sources.unlimited(start.original.data):
+        return
+    try:
+        claims = Ledger().read().claims
+    except GpulatchError:
+        if rules.unlimited_devices == "refuse":
+            raise
+        return
+    held = [claim for claim in claims if claim.policy == EXCLUSIVE and not claim.observed]
+    if not held:
+        return
+    call = start.invocation
+    why = f"its device rules open every GPU, also those that container {held[0].container} holds exclusively"
+    hint = "start it without --privileged or a wildcard rule"
+    error = HeldDeviceError(f"container {start.name or call.container_id}", "linux.resources.devices", why, hint)
+    if rules.unlimited_devices == "refuse" and rules.mode != settings.OBSERVE:
+        raise error
+    if call.log:
+        report.warning(error, call.log, call.log_format, "reported only, as the settings have it")
+
+
+def _grant(offer: Offer, start: Start) -> Grant:
     """The offer with the device nodes that this host has for it. Raises NoDriverError."""
     numbers = devices.Numbers.of_host()
-    if delegate or not offer.gpus:
-        return Grant(offer.gpus, (), numbers, delegate)
-    return Grant(offer.gpus, devices.nodes(offer.gpus, edits.capabilities(original.data), numbers), numbers)
+    if start.delegate or not offer.gpus:
+        return Grant(offer.gpus, (), numbers, start.delegate)
+    return Grant(offer.gpus, devices.nodes(offer.gpus, edits.capabilities(start.original.data), numbers), numbers)
 
 
-def _require_usable(found: Spec, invocation: Invocation, wanted: Request) -> None:
+def _require_usable(start: Start, wanted: Request) -> None:
     """What does not matter for other containers stands against one that asks for GPUs."""
     trust.require_root_of_host(trust.STATE_DIR)
-    found.require_trust()
-    argv.require_id(invocation.container_id)
-    if invocation.subcommand == "restore":
+    start.found.require_trust()
+    argv.require_id(start.invocation.container_id)
+    if start.invocation.subcommand == "restore":
         why = "a checkpoint cannot bring back what was on the GPU"
         raise RestoreError("GPU container", wanted.where, why, "start it anew instead of restoring it")
 
 
-def _book(
-    runtime_name: str, invocation: Invocation, original: Spec, wanted: Request, *, observed: bool
-) -> tuple[Claim, Offer]:
+def _book(start: Start, wanted: Request, rules: Settings, *, observed: bool) -> tuple[Claim, Offer]:
     """Choose and book the GPUs; the machine is looked at before the lock is taken, never under it."""
     ledger = Ledger()
     ledger.prepare()
     inventory = snapshot.load()
+    name, call = start.name, start.invocation
     with ledger.locked() as book:
-        book.refuse_live(invocation.container_id, invocation.root)
-        book.refuse_shared_spec(invocation.config)
-        offer = placement.choose(wanted, inventory, book.holders(inventory))
-        claim = _claim(runtime_name, invocation, original, wanted, offer, observed=observed)
+        book.refuse_live(call.container_id, call.root)
+        book.refuse_shared_spec(call.config)
+        before = book.had_before(call.container_id, call.root, inventory)
+        offer = placement.choose(wanted, inventory, book.holders(inventory), placement_rules(rules), before)
+        claim = Claim(
+            id=call.container_id,
+            root=call.root,
+            bundle=call.bundle,
+            config=call.config,
+            name=name,
+            runtime=start.runtime_name,
+            devices=devices_of(offer.gpus),
+            policy=offer.policy,
+            source=wanted.source,
+            request=wanted.text,
+            since=clock.now(),
+            holder=Process.current(),
+            observed=observed,
+        )
         book.add(claim)
     return claim, offer
 
 
-def _claim(
-    runtime_name: str, invocation: Invocation, original: Spec, wanted: Request, offer: Offer, *, observed: bool
-) -> Claim:
-    return Claim(
-        id=invocation.container_id,
-        root=invocation.root,
-        bundle=invocation.bundle,
-        config=invocation.config,
-        name=spec.container_name(original.data),
-        runtime=runtime_name,
-        devices=devices_of(offer.gpus),
-        policy=offer.policy,
-        source=wanted.source,
-        request=wanted.text,
-        since=clock.now(),
-        holder=Process.current(),
-        observed=observed,
-    )
+def placement_rules(rules: Settings) -> Rules:
+    """The settings that concern the choice of GPUs."""
+    return Rules(all_is_rest=rules.all_when_held == "rest", share_when_busy=rules.count_when_busy == "share")

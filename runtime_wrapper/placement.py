@@ -17,8 +17,8 @@ from runtime_wrapper.errors import (
     quoted,
 )
 from runtime_wrapper.inventory import Gpu, Inventory, numa_nodes
-from runtime_wrapper.request import EXCLUSIVE, MONITOR, Request
-from runtime_wrapper.search import Score, best_set, explain, index_list
+from runtime_wrapper.request import EXCLUSIVE, MONITOR, SHARED, Request
+from runtime_wrapper.search import best_set, explain, index_list
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,46 +42,100 @@ class Offer:
     reasons: tuple[str, ...]
 
 
-def choose(request: Request, inventory: Inventory, holders: Holders) -> Offer:
-    """The best offer for a request on this machine.
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What the administrator lets happen when GPUs are held.
+
+    `all_is_rest`: `all` then means the others. `share_when_busy`: a count that free GPUs do not meet is filled up with
+    shared ones.
+    """
+
+    all_is_rest: bool = True
+    share_when_busy: bool = False
+
+
+DEFAULT_RULES = Rules()
+
+
+def choose(
+    request: Request,
+    inventory: Inventory,
+    holders: Holders,
+    rules: Rules = DEFAULT_RULES,
+    preferred: Sequence[int] = (),
+) -> Offer:
+    """The best offer for a request on this machine; `preferred` are the indices of the set it had before a restart.
 
     Raises UnknownDeviceError, MigDeviceError, HeldDeviceError or NotEnoughGpusError, naming what stands against it.
     """
     if request.every:
-        chosen = _all(request, inventory, holders)
-        reasons = [_all_reason(chosen, inventory)]
-    else:
-        named = [_resolve(name, request, inventory) for name in request.named]
-        chosen = list(dict.fromkeys(named))
-        _refuse_held(chosen, request, holders)
-        reasons = [f"GPU {gpu.index}: asked for by name" for gpu in chosen]
-        if request.count:
-            best = _best_of_free(chosen, request, inventory, holders)
-            chosen += [inventory.gpus[i] for i in best.indices if inventory.gpus[i] not in chosen]
-            reasons += explain(best, inventory)
+        everything = _all(request, inventory, holders, rules)
+        return _offer(everything, request, request.policy, [_all_reason(everything, inventory)], inventory)
+    named = list(dict.fromkeys(_resolve(name, request, inventory) for name in request.named))
+    _refuse_held(named, request, holders)
+    reasons = [f"GPU {gpu.index}: asked for by name" for gpu in named]
+    if not request.count:
+        return _offer(named, request, request.policy, reasons, inventory)
+    return _with_free(named, reasons, request, inventory, holders, rules, preferred)
+
+
+def _offer(chosen: Sequence[Gpu], request: Request, policy: str, reasons: list[str], inventory: Inventory) -> Offer:
     _check_constraints(chosen, request, inventory)
-    return Offer(tuple(chosen), request.policy, tuple(reasons))
+    return Offer(tuple(chosen), policy, tuple(reasons))
 
 
-def _best_of_free(named: Sequence[Gpu], request: Request, inventory: Inventory, holders: Holders) -> Score:
+def _with_free(
+    named: Sequence[Gpu],
+    reasons: list[str],
+    request: Request,
+    inventory: Inventory,
+    holders: Holders,
+    rules: Rules,
+    preferred: Sequence[int],
+) -> Offer:
+    """The named GPUs and the best free ones beside them, or the set from before a restart."""
     free = [gpu.index for gpu in inventory.gpus if not gpu.mig and _is_free(gpu, request, holders)]
-    required = [gpu.index for gpu in named]
+    policy, required = request.policy, [gpu.index for gpu in named]
     candidates = [i for i in free if i not in required and _near(inventory.gpus[i], request.numa)]
-    size = len(required) + request.count
-    if len(candidates) < request.count:
+    size = len(named) + request.count
+    if len(candidates) < request.count and rules.share_when_busy and not request.policy_said:
+        policy, required = SHARED, required + candidates
+        candidates = [
+            gpu.index for gpu in inventory.gpus if gpu.index not in required and _can_share(gpu, request, holders)
+        ]
+        reasons.append("too few GPUs are free: filled up with shared ones, as this host's settings have it")
+    if len(required) + len(candidates) < size:
         raise _not_enough(request, named, inventory, holders)
-    best = best_set(free, required, size, candidates, inventory, request.link)
-    if best is None:
-        why = f"no {size} of the free GPUs {index_list(free)} have link={request.link} between every two"
-        raise NotEnoughGpusError(_wish(request), request.where, why, "ask for a looser link or fewer GPUs")
-    return best
+    if _can_be_had_again(preferred, required, candidates, size) and all(
+        link.meets(request.link) for link in inventory.pairs(preferred)
+    ):
+        chosen = sorted(preferred)
+        reasons.append(f"GPUs {index_list(chosen)}: what this container had before its restart")
+    else:
+        best = best_set(free, required, size, candidates, inventory, request.link)
+        if best is None:
+            why = f"no {size} of the free GPUs {index_list(free)} have link={request.link} between every two"
+            raise NotEnoughGpusError(_wish(request), request.where, why, "ask for a looser link or fewer GPUs")
+        chosen = [*best.indices]
+        reasons += explain(best, inventory)
+    gpus = [*named, *(inventory.gpus[i] for i in chosen if inventory.gpus[i] not in named)]
+    return _offer(gpus, request, policy, reasons, inventory)
 
 
-def _all(request: Request, inventory: Inventory, holders: Holders) -> list[Gpu]:
+def _can_share(gpu: Gpu, request: Request, holders: Holders) -> bool:
+    exclusive = any(holder.policy == EXCLUSIVE for holder in holders.get(gpu.index, ()))
+    return not gpu.mig and not exclusive and _near(gpu, request.numa)
+
+
+def _can_be_had_again(preferred: Sequence[int], required: Sequence[int], candidates: Sequence[int], size: int) -> bool:
+    return len(set(preferred)) == size and set(required) <= set(preferred) <= {*required, *candidates}
+
+
+def _all(request: Request, inventory: Inventory, holders: Holders, rules: Rules) -> list[Gpu]:
     """Every whole GPU that no other container's policy keeps from this request."""
     whole = [gpu for gpu in inventory.gpus if not gpu.mig and _near(gpu, request.numa)]
     rest = [gpu for gpu in whole if not _hinders(request, gpu, holders)]
-    if not rest:
+    if not rest or (len(rest) < len(whole) and not rules.all_is_rest):
         if not whole:
             raise _not_enough(request, (), inventory, holders)
         _refuse_held(whole, request, holders)
@@ -110,7 +164,7 @@ def _resolve(name: str, request: Request, inventory: Inventory) -> Gpu:
 def _matches(name: str, gpu: Gpu) -> bool:
     if name.startswith("GPU-"):
         return gpu.uuid is not None and gpu.uuid.lower().removeprefix("gpu-").replace("-", "").startswith(name[4:])
-    return name in (str(gpu.index), gpu.pci)
+    return name in (str(gpu.index), gpu.pci, f"/dev/nvidia{gpu.minor}")
 
 
 def _unknown(name: str, found: Sequence[Gpu], request: Request, inventory: Inventory) -> GpulatchError:

@@ -26,9 +26,9 @@ def refusal(error: GpulatchError, log: str | None, log_format: str) -> None:
         return  # nobody listens; the exit code still tells
 
 
-def observation(error: GpulatchError, log: str, log_format: str) -> None:
-    """Note in the engine's log what observe mode lets pass; stderr belongs to the container that starts."""
-    _append(log, _record("warning", f"{error} [observe mode: let pass]", log_format))
+def warning(error: GpulatchError, log: str, log_format: str, remark: str) -> None:
+    """Note in the engine's log what is let pass; stderr belongs to the container that starts."""
+    _append(log, _record("warning", f"{error} [{remark}]", log_format))
 
 
 def unexpected(error: Exception) -> GpulatchError:

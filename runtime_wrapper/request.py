@@ -1,20 +1,12 @@
-"""What a container asks for: finds the request in its spec and reads the grammar.
+"""The grammar of GPU requests: a text in, a `Request` out.
 
-Hot, pure. Sources are tried in the order of `SOURCES`; the first that says anything wins and is recorded. An empty text
-says nothing; `void` says "no GPU container" and ends the search. `docs/requests.md` is the grammar for users.
+Hot, pure. `sources` finds the text in a container's spec. `docs/requests.md` is the grammar for users.
 """
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from runtime_wrapper import spec
 from runtime_wrapper.errors import RequestError, quoted
-
-ANNOTATION = "gpulatch.io/gpus"
-OWN_VARIABLE = "GPULATCH_GPUS"
-NVIDIA_VARIABLE = "NVIDIA_VISIBLE_DEVICES"
-CDI_PREFIX = "cdi.k8s.io/"
 
 EXCLUSIVE, SHARED, MONITOR = "exclusive", "shared", "monitor"
 POLICIES = {"exclusive": EXCLUSIVE, "strict": EXCLUSIVE, "shared": SHARED, "monitor": MONITOR}
@@ -22,15 +14,15 @@ LINK_CLASSES = ("any", "nvlink", "pix", "pxb", "phb", "node")
 
 MAX_TEXT = 4096  # the request is kept in the ledger, which every start on the host reads
 
-SELECTORS = "all, none, void, any, any:N, a GPU index, GPU-<uuid> or its first 8 or more hex digits, a PCI address"
+SELECTORS = (
+    "all, none, void, any, any:N, a GPU index, GPU-<uuid> or 8 or more digits of it, a PCI address, /dev/nvidiaN"
+)
 KEYS = f"policy=exclusive|shared|monitor, link={'|'.join(LINK_CLASSES)}, numa=N"
-
-# An engine manager whose annotations include the image's own, so that an image could ask for GPUs by itself.
-_ANNOTATIONS_OF_IMAGES = ("libpod", "cri-o")
 
 _INDEX = re.compile(r"[0-9]{1,6}")
 _UUID = re.compile(r"gpu-([0-9a-f-]{8,36})", re.IGNORECASE)
 _PCI = re.compile(r"(?:(?:[0-9a-f]{4})?[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE)
+_NODE = re.compile(r"(?:/dev/)?nvidia([0-9]{1,3})")
 _ANY = re.compile(r"any(?::([0-9]{1,6}))?", re.IGNORECASE)
 _MIG = re.compile(r"[0-9]+:[0-9]+|mig[-:].*", re.IGNORECASE)
 
@@ -41,6 +33,7 @@ class Request:
 
     All three empty is `none`: a GPU container without GPUs. `source` and `text` say where it was asked and how.
     `link` is the least link class of every pair of the set, `numa` the NUMA node that each GPU must be near.
+    `policy_said`: the text itself names the policy.
     """
 
     source: str
@@ -51,6 +44,7 @@ class Request:
     policy: str = SHARED
     link: str | None = None
     numa: int | None = None
+    policy_said: bool = False
 
     @property
     def where(self) -> str:
@@ -61,26 +55,6 @@ class Request:
     def none(self) -> bool:
         """Whether this is the request for a GPU container without GPUs."""
         return not (self.named or self.count or self.every)
-
-
-def find(data: spec.Json, *, annotations: bool = True) -> Request | None:
-    """The GPU request of a spec, or None when it asks for no GPU. Raises RequestError."""
-    for source, read in SOURCES.items():
-        text = read(data) if annotations or read is not _from_annotation else None
-        if text is not None and _tokens(text):
-            return parse(text, source)
-    return None
-
-
-def nvidia_would_act(data: spec.Json) -> bool:
-    """Whether NVIDIA's own runtime might give GPUs to a container that gpulatch gives none.
-
-    It acts on `NVIDIA_VISIBLE_DEVICES`, on old CUDA images by their `CUDA_VERSION` alone, and on CDI annotations.
-    """
-    environment = spec.environment(data)
-    value = environment.get(NVIDIA_VARIABLE)
-    cdi = any(name.startswith(CDI_PREFIX) for name in spec.section(data, "annotations"))
-    return value not in (None, "", "void") or (value is None and "CUDA_VERSION" in environment) or cdi
 
 
 def parse(text: str, source: str) -> Request | None:
@@ -95,7 +69,7 @@ def parse(text: str, source: str) -> Request | None:
     count = 0
     whole: str | None = None
     options: dict[str, str] = {}
-    tokens = _tokens(text)
+    tokens = tokens_of(text)
     for token in tokens:
         selector, *parts = (part.strip() for part in token.split("+"))
         for part in parts:
@@ -114,33 +88,18 @@ def parse(text: str, source: str) -> Request | None:
     policy = options.get("policy") or (EXCLUSIVE if count and not whole else SHARED)
     numa = int(options["numa"]) if "numa" in options else None
     if whole:
-        return Request(source, text, (), 0, whole == "all", policy, options.get("link"), numa)
-    return Request(source, text, tuple(named), count, False, policy, options.get("link"), numa)
+        named, count = {}, 0
+    every, said = whole == "all", "policy" in options
+    return Request(source, text, tuple(named), count, every, policy, options.get("link"), numa, said)
 
 
-def _from_annotation(data: spec.Json) -> str | None:
-    if spec.annotation(data, "io.container.manager") in _ANNOTATIONS_OF_IMAGES:
-        return None
-    return spec.annotation(data, ANNOTATION)
-
-
-def _from_variable(name: str) -> Callable[[spec.Json], str | None]:
-    return lambda data: spec.environment(data).get(name)
-
-
-SOURCES: dict[str, Callable[[spec.Json], str | None]] = {
-    f"annotation {ANNOTATION}": _from_annotation,
-    f"env {OWN_VARIABLE}": _from_variable(OWN_VARIABLE),
-    f"env {NVIDIA_VARIABLE}": _from_variable(NVIDIA_VARIABLE),
-}
-
-
-def _tokens(text: str) -> list[str]:
+def tokens_of(text: str) -> list[str]:
+    """The items of a request, without empty ones."""
     return [token for part in text.split(",") if (token := part.strip())]
 
 
 def _canonical(selector: str, where: str) -> str:
-    """A named GPU in one spelling: `7`, `GPU-<lower-case hex without dashes>`, `0000:3b:00.0`."""
+    """A named GPU in one spelling: `7`, `GPU-<lower-case hex without dashes>`, `0000:3b:00.0`, `/dev/nvidia7`."""
     if _INDEX.fullmatch(selector):
         return str(int(selector))
     if match := _UUID.fullmatch(selector):
@@ -150,6 +109,8 @@ def _canonical(selector: str, where: str) -> str:
         raise RequestError(f"GPU id {quoted(selector)}", where, "needs 8 to 32 hex digits", f"use one of: {SELECTORS}")
     if _PCI.fullmatch(selector):
         return f"0000:{selector.lower()}"[-12:]
+    if match := _NODE.fullmatch(selector):
+        return f"/dev/nvidia{int(match.group(1))}"
     if _MIG.fullmatch(selector):
         raise RequestError(
             f"MIG id {quoted(selector)}", where, "MIG instances cannot be asked for yet", f"use one of: {SELECTORS}"

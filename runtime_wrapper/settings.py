@@ -1,27 +1,61 @@
 """The administrator's settings of one runtime name, from `/etc/gpulatch/config.toml`.
 
-Read only once a container asks for a GPU: a broken file never stops another container. `docs/files.md` lists them.
+Read only once a container asks for a GPU: a broken file never stops another container. `[defaults]` holds for every
+runtime name, `[runtime.NAME]` for one. `docs/files.md` lists the settings with their reasons.
 """
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from runtime_wrapper import trust
 from runtime_wrapper.errors import SettingsError, quoted
+from runtime_wrapper.sources import SOURCES
 
 DIRECTORY = "/etc/gpulatch"
 FILE = "config.toml"
 WHERE = f"{DIRECTORY}/{FILE}"
 
 ENFORCE, OBSERVE = "enforce", "observe"
-MODES = (ENFORCE, OBSERVE)
+
+# What each setting can be, default first. `LISTS` hold sources.
+CHOICES: dict[str, tuple[str, ...]] = {
+    "mode": (ENFORCE, OBSERVE),
+    "lone_all": ("all", "none"),
+    "count_when_busy": ("refuse", "share"),
+    "all_when_held": ("rest", "refuse"),
+    "accept_env": ("always", "privileged", "never"),
+    "unlimited_devices": ("report", "refuse"),
+    "driver_files": ("auto",),
+    "numa_pin": ("off",),
+}
+LISTS = ("sources", "allow_exclusive_from", "allow_monitor_from")
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`mode`: `enforce` writes the grant into the container, `observe` books a mark, reports and changes nothing."""
+    """One runtime name's settings.
+
+    `mode`: `enforce` writes the grant into the container, `observe` books a mark, reports and changes nothing.
+    `sources`: where a request is looked for, in this order. `lone_all`: what `NVIDIA_VISIBLE_DEVICES=all` by itself
+    means, which is most likely the image's. `count_when_busy`: a count that free GPUs do not meet is refused, or filled
+    up with shared ones. `all_when_held`: `all` means the rest when some are held, or is refused. `accept_env`: whose
+    variables count. `allow_exclusive_from`, `allow_monitor_from`: the sources that may ask for those policies.
+    `unlimited_devices`: a container that may open every device is reported, or refused, while another holds a GPU
+    exclusively. `driver_files` and `numa_pin` have one value yet.
+    """
 
     mode: str = ENFORCE
+    sources: tuple[str, ...] = tuple(SOURCES)
+    lone_all: str = "all"
+    count_when_busy: str = "refuse"
+    all_when_held: str = "rest"
+    accept_env: str = "always"
+    allow_exclusive_from: tuple[str, ...] = tuple(SOURCES)
+    allow_monitor_from: tuple[str, ...] = tuple(SOURCES)
+    unlimited_devices: str = "report"
+    driver_files: str = "auto"
+    numa_pin: str = "off"
 
 
 def load(runtime_name: str, directory: str = DIRECTORY) -> Settings:
@@ -46,21 +80,37 @@ def _parse(raw: bytes, runtime_name: str) -> Settings:
         data = tomllib.loads(raw.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError("settings", WHERE, f"not valid TOML ({error})", "mend that line") from error
-    runtimes = data.get("runtime", {})
-    _require_known(data, ("runtime",), "top level")
-    if not isinstance(runtimes, dict) or not all(isinstance(section, dict) for section in runtimes.values()):
-        raise SettingsError('"runtime"', WHERE, "is not a table of tables", f"write [runtime.{runtime_name}]")
-    for name, section in runtimes.items():
-        _require_known(section, ("mode",), f"runtime.{name}")
-    mode = runtimes.get(runtime_name, {}).get("mode", ENFORCE)
-    if mode not in MODES:
-        raise SettingsError(f"mode {quoted(mode)}", WHERE, "is not a mode", f"use one of: {', '.join(MODES)}")
-    return Settings(mode)
+    _require_known(data, ("defaults", "runtime"), "top level")
+    runtimes = _table(data.get("runtime", {}), "runtime", runtime_name)
+    sections = {"defaults": data.get("defaults", {})} | {f"runtime.{name}": part for name, part in runtimes.items()}
+    values: dict[str, Any] = {}
+    for name, part in sections.items():
+        checked = {key: _checked(key, value, name) for key, value in _table(part, name, runtime_name).items()}
+        values |= checked if name in ("defaults", f"runtime.{runtime_name}") else {}
+    return Settings(**values)
 
 
-def _require_known(section: dict[str, object], known: tuple[str, ...], place: str) -> None:
+def _table(value: Any, name: str, runtime_name: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise SettingsError(quoted(name), WHERE, "is not a table", f"write [runtime.{runtime_name}] or [defaults]")
+    return value
+
+
+def _checked(key: str, value: Any, section: str) -> str | tuple[str, ...]:
+    _require_known({key: value}, tuple(field.name for field in fields(Settings)), f"[{section}]")
+    if key in LISTS:
+        if isinstance(value, list) and all(isinstance(item, str) and item in SOURCES for item in value):
+            return tuple(dict.fromkeys(value))
+        why, hint = "is not a list of sources", f"use some of: {', '.join(SOURCES)}"
+    else:
+        if isinstance(value, str) and value in CHOICES[key]:
+            return value
+        why, hint = "is not a value of this setting", f"use one of: {', '.join(CHOICES[key])}"
+    raise SettingsError(f"{key} {quoted(value)}", f"{WHERE}, [{section}]", why, hint)
+
+
+def _require_known(section: dict[str, Any], known: tuple[str, ...], place: str) -> None:
     for key in section:
         if key not in known:
-            raise SettingsError(
-                f"key {quoted(key)}", f"{WHERE}, {place}", "is not a setting", f"use one of: {', '.join(known)}"
-            )
+            hint = f"use one of: {', '.join(known)}"
+            raise SettingsError(f"key {quoted(key)}", f"{WHERE}, {place}", "is not a setting", hint)

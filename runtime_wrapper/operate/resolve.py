@@ -10,16 +10,18 @@ from typing import Any
 
 import click
 
-from runtime_wrapper import argv, devices, edits, ledger, placement, request, settings, spec, trust
+from runtime_wrapper import argv, devices, edits, ledger, placement, policy, settings, sources, spec, trust
 from runtime_wrapper.edits import Grant
 from runtime_wrapper.errors import GpulatchError, SpecError
 from runtime_wrapper.inventory import Inventory
 from runtime_wrapper.ledger import Book, Ledger
 from runtime_wrapper.operate import probing, tables
+from runtime_wrapper.pipeline import placement_rules
 from runtime_wrapper.placement import Offer
 from runtime_wrapper.probe import machine as machine_files
 from runtime_wrapper.report import unexpected
 from runtime_wrapper.request import Request
+from runtime_wrapper.settings import Settings
 from runtime_wrapper.spec import Spec
 
 RESOLVED, REFUSED, NO_GPU = 0, 1, 3
@@ -108,29 +110,31 @@ def _resolve(
 ) -> None:
     original = _read_spec(config)
     result.edited = original.data
-    result.wanted = wanted = request.find(original.data)
+    rules = Settings() if machine else settings.load(runtime_name)
+    wishes = sources.wishes(original.data, container_id or "")
+    result.wanted = wanted = policy.choose(wishes, rules, privileged=sources.privileged(original.data))
     if wanted is None:
         return
-    if not machine:
-        settings.load(runtime_name)
     if wanted.none:
         offer = Offer((), wanted.policy, ("no GPU, by the container's own wish",))
     else:
-        offer = _choose(wanted, container_id, machine, ledger_file)
+        offer = _choose(wanted, container_id, machine, ledger_file, rules)
     numbers = devices.Numbers.assumed() if machine else devices.Numbers.of_host()
     nodes = devices.nodes(offer.gpus, edits.capabilities(original.data), numbers) if offer.gpus else ()
     result.edited = edits.apply(original.data, Grant(offer.gpus, nodes, numbers))
     result.offer = offer
 
 
-def _choose(wanted: Request, container_id: str | None, machine: str | None, ledger_file: str | None) -> Offer:
+def _choose(
+    wanted: Request, container_id: str | None, machine: str | None, ledger_file: str | None, rules: Settings
+) -> Offer:
     inventory = _inventory(machine)
     book = _book(machine, ledger_file)
     if container_id is not None:
         argv.require_id(container_id)
     for claim in book.find(container_id) if container_id else ():
         book.refuse_live(claim.id, claim.root)
-    return placement.choose(wanted, inventory, book.holders(inventory))
+    return placement.choose(wanted, inventory, book.holders(inventory), placement_rules(rules))
 
 
 def _read_spec(config: str) -> Spec:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from drivers.samples import nvlink_host
 
+from runtime_wrapper import ledger as ledger_module
 from runtime_wrapper import lock, proc
 from runtime_wrapper.claim import Claim, devices_of
 from runtime_wrapper.clock import now
@@ -493,3 +494,27 @@ def test_a_create_that_ends_during_the_look_is_not_taken_for_dead(
     assert [one.id for one in ledger.read().claims] == ["c"]
     monkeypatch.undo()
     assert [one.id for one in ledger.read().claims] == ["c"]
+
+
+def test_what_an_ended_container_held_is_remembered_for_its_restart(ledger: Ledger) -> None:
+    book(ledger, claim("a", 3, 6, holder=DEAD, root="/r"), claim("b", 1))
+    found = ledger.read()
+    assert found.had_before("a", "/r", HOST) == [3, 6]
+    assert found.had_before("a", "/other", HOST) == []
+    assert found.had_before("b", "/r", HOST) == []
+    book(ledger, claim("c", 2))
+    book(ledger, claim("a", 4, holder=DEAD, root="/r"))
+    assert ledger.read().had_before("a", "/r", HOST) == [4]
+
+
+def test_the_memory_of_ended_containers_is_bounded(ledger: Ledger) -> None:
+    for i in range(ledger_module.MAX_PAST + 20):
+        book(ledger, claim(f"c{i}", 0, holder=DEAD))
+    text = json.loads(Path(ledger.state_dir, "ledger.json").read_text())
+    assert len(text["past"]) == ledger_module.MAX_PAST
+    assert ledger.read().had_before("c5", "/nowhere", HOST) == []
+
+
+def test_an_observed_claim_is_not_remembered(ledger: Ledger) -> None:
+    book(ledger, replace(claim("o", 0, holder=DEAD, root="/r"), observed=True))
+    assert ledger.read().had_before("o", "/r", HOST) == []

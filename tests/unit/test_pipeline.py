@@ -10,6 +10,7 @@ from runtime_wrapper.argv import Invocation
 from runtime_wrapper.inventory import Inventory
 from runtime_wrapper.ledger import Ledger
 from runtime_wrapper.request import parse
+from runtime_wrapper.settings import Settings
 
 pytestmark = pytest.mark.needs("root")
 
@@ -32,7 +33,8 @@ def test_the_machine_is_never_looked_at_under_the_lock(tmp_path: Path, monkeypat
     assert wanted
     invocation = Invocation("create", "c1", "/b", "/b/config.json", "/r", None, "text")
     original = spec.Spec("/b/config.json", b"{}", {})
-    claim, offer = pipeline._book("name", invocation, original, wanted, observed=False)
+    start = pipeline.Start("name", "/usr/sbin/runc", invocation, original, original)
+    claim, offer = pipeline._book(start, wanted, Settings(), observed=False)
     assert looked == [True]
     assert [gpu.index for gpu in offer.gpus] == [0, 1]
     assert Ledger(str(state)).read().claims == [claim]

@@ -12,7 +12,7 @@ from runtime_wrapper.errors import (
     UnknownDeviceError,
 )
 from runtime_wrapper.inventory import Inventory
-from runtime_wrapper.placement import Holder, Offer, choose
+from runtime_wrapper.placement import Holder, Offer, Rules, choose
 from runtime_wrapper.request import parse
 
 HOST = nvlink_host()
@@ -25,6 +25,19 @@ def offer(text: str, holders: dict[int, list[Holder]] | None = None, host: Inven
     wanted = parse(text, "env GPULATCH_GPUS")
     assert wanted is not None
     return choose(wanted, host, holders or {})
+
+
+def ruled(text: str, holders: dict[int, list[Holder]], rules: Rules) -> tuple[list[int], str]:
+    wanted = parse(text, "env GPULATCH_GPUS")
+    assert wanted is not None
+    found = choose(wanted, HOST, holders, rules)
+    return [gpu.index for gpu in found.gpus], found.policy
+
+
+def again(text: str, preferred: list[int], holders: dict[int, list[Holder]] | None = None) -> list[int]:
+    wanted = parse(text, "env GPULATCH_GPUS")
+    assert wanted is not None
+    return [gpu.index for gpu in choose(wanted, HOST, holders or {}, preferred=preferred).gpus]
 
 
 def indices(text: str, holders: dict[int, list[Holder]] | None = None, host: Inventory = HOST) -> list[int]:
@@ -181,3 +194,58 @@ def test_a_large_machine_with_little_symmetry_does_not_hold_everyone_up() -> Non
     start = time.monotonic()
     assert len(indices("any:17", host=host)) == 17
     assert time.monotonic() - start < 5
+
+
+def test_a_restart_gets_its_old_set_if_that_is_free_and_fits() -> None:
+    assert indices("any:2") == [0, 1]
+    assert again("any:2", [3, 6]) == [3, 6]
+    assert again("any:2", [6, 3]) == [3, 6]
+    assert again("any:2", [3, 6], {6: [SHARED]}) == [0, 1]  # no longer free
+    assert again("any:3", [3, 6]) == [0, 1, 2]  # asks for another number now
+    assert again("any:2", [3, 3]) == [0, 1]
+    assert again("any:2+numa=1", [5, 6]) == [2, 3]  # no longer fits
+    assert again("5,any:1", [3, 6]) == [5, 4]
+    assert again("6,any:1", [3, 6]) == [6, 3]
+
+
+def test_a_restart_keeps_to_the_links_asked_for() -> None:
+    host = inventory({"links": [["X", "PIX", "SYS"], ["PIX", "X", "SYS"], ["SYS", "SYS", "X"]]})
+    wanted = parse("any:2+link=pix", "env X")
+    assert wanted is not None
+    assert [gpu.index for gpu in choose(wanted, host, {}, preferred=[0, 2]).gpus] == [0, 1]
+
+
+def test_the_reason_of_a_restart_says_so() -> None:
+    wanted = parse("any:2", "env X")
+    assert wanted is not None
+    assert choose(wanted, HOST, {}, preferred=[3, 6]).reasons == (
+        "GPUs 3,6: what this container had before its restart",
+    )
+
+
+def test_a_count_can_be_filled_up_with_shared_gpus_when_the_settings_have_it() -> None:
+    held = {i: [EXCLUSIVE] for i in range(4)} | {4: [SHARED], 5: [SHARED], 6: [SHARED]}
+    share = Rules(share_when_busy=True)
+    assert ruled("any:1", held, share) == ([7], "exclusive")
+    assert ruled("any:2", held, share) == ([6, 7], "shared")
+    assert ruled("any:4", held, share) == ([4, 5, 6, 7], "shared")
+    with pytest.raises(NotEnoughGpusError):
+        ruled("any:5", held, share)
+    with pytest.raises(NotEnoughGpusError):
+        ruled("any:2+policy=exclusive", held, share)
+    with pytest.raises(NotEnoughGpusError):
+        ruled("any:2", held, Rules())
+
+
+def test_all_is_refused_when_some_are_held_and_the_settings_have_it() -> None:
+    held = {3: [EXCLUSIVE]}
+    assert ruled("all", held, Rules())[0] == [0, 1, 2, 4, 5, 6, 7]
+    with pytest.raises(HeldDeviceError, match="GPU 3"):
+        ruled("all", held, Rules(all_is_rest=False))
+    assert ruled("all", {3: [SHARED]}, Rules(all_is_rest=False))[0] == list(range(8))
+
+
+def test_a_gpu_is_found_by_its_node() -> None:
+    assert indices("/dev/nvidia3") == [2]  # the minor is not the index
+    with pytest.raises(UnknownDeviceError):
+        offer("nvidia77")

@@ -55,7 +55,7 @@ def test_a_log_that_cannot_be_written_does_not_hide_the_refusal(
 
 
 def test_observe_mode_notes_a_warning_in_the_log_only(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    report.observation(ERROR, str(tmp_path / "log"), "json")
+    report.warning(ERROR, str(tmp_path / "log"), "json", "observe mode: let pass")
     assert json.loads((tmp_path / "log").read_text())["level"] == "warning"
     assert capfd.readouterr().err == ""
 

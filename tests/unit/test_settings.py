@@ -1,10 +1,13 @@
+import json
 import os
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from runtime_wrapper import settings
 from runtime_wrapper.errors import SettingsError, UntrustedPathError
+from runtime_wrapper.sources import SOURCES
 
 pytestmark = pytest.mark.needs("root")
 
@@ -34,10 +37,16 @@ def test_the_mode_is_per_runtime_name(tmp_path: Path) -> None:
         ("[runtime\nx = 1", "line 1"),
         ('[runtime.gpulatch-runtime]\nmode = "off-ish"', '"off-ish"'),
         ("[runtime.gpulatch-runtime]\nmode = 3", '"3"'),
+        ("[defaults]\nlone_all = true", "lone_all"),
+        ("[defaults]\nnuma_pin = 'cpus'", "use one of: off"),
+        ("[defaults]\nsources = 'annotation'", "is not a list of sources"),
+        ("[defaults]\nsources = ['annotation', 'pigeon']", "use some of: annotation, docker"),
+        ("[runtime.other]\nmode = 'x'", "[runtime.other]"),
+        ("defaults = 1", '"defaults"'),
         ("[runtime.gpulatch-runtime]\nmodus = 1", '"modus"'),
         ("[runtimes.x]", '"runtimes"'),
         ("runtime = 1", '"runtime"'),
-        ("[runtime]\nx = 1", '"runtime"'),
+        ("[runtime]\nx = 1", '"runtime.x"'),
     ],
 )
 def test_a_broken_file_is_refused_with_file_and_culprit(tmp_path: Path, text: str, culprit: str) -> None:
@@ -58,3 +67,28 @@ def test_a_file_that_others_could_change_is_refused(tmp_path: Path) -> None:
     os.chown(tmp_path / "config.toml", 1000, 1000)
     with pytest.raises(UntrustedPathError):
         load(tmp_path)
+
+
+def test_defaults_hold_for_every_name_and_a_section_overrides_them(tmp_path: Path) -> None:
+    text = """
+        [defaults]
+        lone_all = "none"
+        count_when_busy = "share"
+        sources = ["docker", "nodes", "docker"]
+        [runtime.gpulatch-runtime]
+        lone_all = "all"
+    """
+    found = load(tmp_path, text)
+    assert (found.lone_all, found.count_when_busy, found.sources) == ("all", "share", ("docker", "nodes"))
+    assert load(tmp_path, name="other").lone_all == "none"
+
+
+def test_the_schema_and_the_code_know_the_same_settings() -> None:
+    schema = json.loads((Path(__file__).parent.parent.parent / "schemas/settings.json").read_text())
+    section = schema["$defs"]["section"]["properties"]
+    assert list(section) == [field.name for field in fields(settings.Settings)]
+    for key, choices in settings.CHOICES.items():
+        assert section[key]["enum"] == list(choices)
+        assert section[key]["default"] == choices[0] == getattr(settings.Settings(), key)
+    for key in settings.LISTS:
+        assert section[key]["items"]["enum"] == list(SOURCES)

@@ -1,0 +1,105 @@
+"""Where a container can ask for GPUs: every place that says something, in the order in which they count.
+
+Hot: runs on every create, and ends it when nothing is said. Which of the wishes counts on this host is for `policy`.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from runtime_wrapper import docker, spec
+
+ANNOTATION = "gpulatch.io/gpus"
+OWN_VARIABLE = "GPULATCH_GPUS"
+NVIDIA_VARIABLE = "NVIDIA_VISIBLE_DEVICES"
+CDI_PREFIX = "cdi.k8s.io/"
+
+GPU_MAJOR = 195  # NV_MAJOR_DEVICE_NUMBER, the only fixed major of the driver (nv-chardev-numbers.h)
+LAST_GPU_MINOR = 247
+
+# Engines whose annotations include the image's own, so that an image could ask for GPUs by itself.
+_ANNOTATIONS_OF_IMAGES = ("libpod", "cri-o")
+_SAYS_SOMETHING = re.compile(r"[^,\s]")
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What one source says. `source` is its name in the settings, `place` its name in messages."""
+
+    source: str
+    place: str
+    text: str
+
+
+def wishes(data: spec.Json, container_id: str, *, annotations: bool = True) -> list[Wish]:
+    """What every source says, in default order; a source whose text is empty says nothing."""
+    found = []
+    for source, (place, read) in SOURCES.items():
+        text = read(data, container_id) if annotations or source != "annotation" else None
+        if text is not None and _SAYS_SOMETHING.search(text):
+            found.append(Wish(source, place, text))
+    return found
+
+
+def unlimited(data: spec.Json) -> bool:
+    """Whether the spec opens GPUs that it does not name: by an allow-all rule (`--privileged`) or a wildcard."""
+    return any(
+        _opens(rule) and rule.get("major") in (None, -1, GPU_MAJOR) and rule.get("minor") in (None, -1)
+        for rule in _device_rules(data)
+    )
+
+
+def privileged(data: spec.Json) -> bool:
+    """Whether the container may hold CAP_SYS_ADMIN, as NVIDIA's runtime decides it."""
+    bounding = spec.section(data, "process", "capabilities").get("bounding")
+    return isinstance(bounding, list) and "CAP_SYS_ADMIN" in bounding
+
+
+def nvidia_would_act(data: spec.Json) -> bool:
+    """Whether NVIDIA's own runtime might give GPUs to a container that gpulatch gives none.
+
+    It acts on `NVIDIA_VISIBLE_DEVICES`, on old CUDA images by their `CUDA_VERSION` alone, and on CDI annotations.
+    """
+    environment = spec.environment(data)
+    value = environment.get(NVIDIA_VARIABLE)
+    cdi = any(name.startswith(CDI_PREFIX) for name in spec.section(data, "annotations"))
+    return value not in (None, "", "void") or (value is None and "CUDA_VERSION" in environment) or cdi
+
+
+def _from_annotation(data: spec.Json, container_id: str) -> str | None:
+    if spec.annotation(data, "io.container.manager") in _ANNOTATIONS_OF_IMAGES:
+        return None
+    return spec.annotation(data, ANNOTATION)
+
+
+def _from_variable(name: str) -> Callable[[spec.Json, str], str | None]:
+    return lambda data, container_id: spec.environment(data).get(name)
+
+
+def _from_nodes(data: spec.Json, container_id: str) -> str | None:
+    """GPUs that the spec itself opens one by one: the rule counts, whatever node or mount stands beside it."""
+    if unlimited(data):
+        return None
+    minors = (rule.get("minor") for rule in _device_rules(data) if _opens(rule) and rule.get("major") == GPU_MAJOR)
+    gpus = (minor for minor in minors if isinstance(minor, int) and 0 <= minor <= LAST_GPU_MINOR)
+    return ",".join(f"/dev/nvidia{minor}" for minor in gpus)
+
+
+def _device_rules(data: spec.Json) -> list[spec.Json]:
+    rules = spec.section(data, "linux", "resources").get("devices")
+    return [rule for rule in rules if isinstance(rule, dict)] if isinstance(rules, list) else []
+
+
+def _opens(rule: spec.Json) -> bool:
+    """Whether a rule lets character devices be opened; making nodes alone (`m`) opens none."""
+    kind, access = rule.get("type"), rule.get("access")
+    return rule.get("allow") is True and kind in (None, "", "a", "c", "u") and access not in ("m", "")
+
+
+SOURCES: dict[str, tuple[str, Callable[[spec.Json, str], str | None]]] = {
+    "annotation": (f"annotation {ANNOTATION}", _from_annotation),
+    "docker": ("docker DeviceRequests", docker.device_requests),
+    "gpulatch_gpus": (f"env {OWN_VARIABLE}", _from_variable(OWN_VARIABLE)),
+    "nvidia_visible_devices": (f"env {NVIDIA_VARIABLE}", _from_variable(NVIDIA_VARIABLE)),
+    "nodes": ("device rules of the spec", _from_nodes),
+}

@@ -1,0 +1,224 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime_wrapper import policy, sources
+from runtime_wrapper.errors import RequestError
+from runtime_wrapper.request import Request
+from runtime_wrapper.settings import Settings
+
+NVIDIA_CASES = json.loads((Path(__file__).parent.parent / "data/nvidia_requests.json").read_text())
+DENY = {"allow": False, "access": "rwm"}
+
+
+def spec(env: list[str] | None = None, annotations: dict[str, str] | None = None) -> dict[str, Any]:
+    return {"process": {"env": env or []}, "annotations": annotations or {}}
+
+
+def find(data: dict[str, Any], *, annotations: bool = True, settings: Settings | None = None) -> Request | None:
+    wishes = sources.wishes(data, "c1", annotations=annotations)
+    return policy.choose(wishes, settings or Settings(), privileged=sources.privileged(data))
+
+
+def must(data: dict[str, Any], settings: Settings | None = None) -> Request:
+    found = find(data, settings=settings)
+    assert found is not None
+    return found
+
+
+def rules(*found: dict[str, Any]) -> dict[str, Any]:
+    return {"linux": {"resources": {"devices": list(found)}}}
+
+
+def rule(major: Any = 195, minor: Any = 0, access: str = "rwm", allow: bool = True, kind: Any = "c") -> dict[str, Any]:
+    return {"allow": allow, "type": kind, "major": major, "minor": minor, "access": access}
+
+
+def test_the_annotation_comes_before_our_variable_and_that_before_nvidias() -> None:
+    env = ["NVIDIA_VISIBLE_DEVICES=all", "GPULATCH_GPUS=any:2"]
+    assert must(spec(env, {"gpulatch.io/gpus": "3"})).source == "annotation gpulatch.io/gpus"
+    assert must(spec(env)).source == "env GPULATCH_GPUS"
+    assert must(spec(env[:1])).source == "env NVIDIA_VISIBLE_DEVICES"
+
+
+def test_an_empty_source_falls_through_and_void_ends_the_search() -> None:
+    assert must(spec(["GPULATCH_GPUS=", "NVIDIA_VISIBLE_DEVICES=1"])).named == ("1",)
+    assert must(spec(["GPULATCH_GPUS= , ", "NVIDIA_VISIBLE_DEVICES=1"])).named == ("1",)
+    assert find(spec(["GPULATCH_GPUS=void", "NVIDIA_VISIBLE_DEVICES=all"])) is None
+
+
+@pytest.mark.parametrize("manager", ["libpod", "cri-o"])
+def test_annotations_that_may_come_from_the_image_are_not_honoured(manager: str) -> None:
+    annotations = {"gpulatch.io/gpus": "any:8", "io.container.manager": manager}
+    assert find(spec([], annotations)) is None
+    assert must(spec(["GPULATCH_GPUS=0"], annotations)).named == ("0",)
+
+
+def test_annotations_are_not_honoured_when_told_so() -> None:
+    assert find(spec([], {"gpulatch.io/gpus": "0"}), annotations=False) is None
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {},
+        {"process": None},
+        {"process": []},
+        {"process": {"env": {}}},
+        {"process": {"env": "NVIDIA_VISIBLE_DEVICES=0"}},
+        {"process": {"env": [1, None, "NVIDIA_VISIBLE_DEVICES"]}},
+        {"annotations": []},
+        {"annotations": {"gpulatch.io/gpus": 3}},
+        {"process": {"env": ["nvidia_visible_devices=0"]}},
+        {"linux": {"resources": {"devices": 7}}},
+        rules({"allow": True, "type": "c", "major": 195, "minor": "0", "access": "rw"}),
+    ],
+)
+def test_a_spec_of_odd_types_asks_for_nothing(data: dict[str, Any]) -> None:
+    assert find(data) is None
+
+
+def expected(case: dict[str, Any]) -> list[str] | None:
+    """What NVIDIA's runtime takes, in its words; its duplicate bug is not copied."""
+    deviations = {"A006": ["all"], "A015": ["0"], "A016": ["0", "1"]}
+    devices: list[str] | None = deviations.get(case["id"], case["expect"]["devices"])
+    return devices
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        case
+        for case in NVIDIA_CASES
+        if case["in"].keys() <= {"env", "bounding", "accept_env_unprivileged"}
+        and all(entry.partition("=")[0] == sources.NVIDIA_VARIABLE for entry in case["in"].get("env", []))
+        and not any(mark in str(case["in"]) for mark in ("nvidia.com", "MIG-"))
+    ],
+    ids=lambda case: case["id"],
+)
+def test_the_variable_means_what_it_means_to_nvidias_runtime(case: dict[str, Any]) -> None:
+    data = spec(case["in"].get("env"))
+    data["process"]["capabilities"] = {"bounding": case["in"].get("bounding", [])}
+    accept = "always" if case["in"].get("accept_env_unprivileged", True) else "privileged"
+    found = find(data, settings=Settings(accept_env=accept))
+    wanted = expected(case)
+    if wanted is None:
+        assert found is None
+        return
+    assert found is not None
+    if wanted == [""]:
+        assert found.none
+    elif wanted == ["all"]:
+        assert found.every
+    else:
+        assert list(found.named) == wanted
+
+
+@pytest.mark.parametrize(
+    ("env", "annotations", "acts"),
+    [
+        ([], {}, False),
+        (["NVIDIA_VISIBLE_DEVICES=void"], {}, False),
+        (["NVIDIA_VISIBLE_DEVICES="], {}, False),
+        (["NVIDIA_VISIBLE_DEVICES=all"], {}, True),
+        (["NVIDIA_VISIBLE_DEVICES=void", "NVIDIA_VISIBLE_DEVICES=0"], {}, True),
+        (["CUDA_VERSION=9.0"], {}, True),
+        (["CUDA_VERSION=9.0", "NVIDIA_VISIBLE_DEVICES=void"], {}, False),
+        ([], {"cdi.k8s.io/x": "nvidia.com/gpu=all"}, True),
+    ],
+)
+def test_what_nvidias_runtime_would_act_on_is_known(env: list[str], annotations: dict[str, str], acts: bool) -> None:
+    assert sources.nvidia_would_act(spec(env, annotations)) is acts
+
+
+def test_a_gpu_that_the_spec_opens_is_a_request_for_it() -> None:
+    found = must(rules(DENY, rule(minor=3), rule(1, 5), rule(minor=0, access="rw")))
+    assert found.named == ("/dev/nvidia3", "/dev/nvidia0")
+    assert (found.source, found.policy) == ("device rules of the spec", "shared")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        rules(DENY),
+        rules(rule(allow=False)),
+        rules(rule(access="m")),
+        rules(rule(minor=255)),
+        rules(rule(minor=254)),
+        rules(rule(10, 229)),
+        rules(rule(), {"allow": True, "access": "rwm"}),
+        {"linux": {"devices": [{"path": "/dev/nvidia0", "type": "c", "major": 195, "minor": 0}]}},
+        {"mounts": [{"destination": "/dev", "source": "/dev", "type": "bind"}]},
+    ],
+)
+def test_what_opens_no_gpu_by_itself_is_no_request(data: dict[str, Any]) -> None:
+    assert find(data) is None
+
+
+def test_void_does_not_hide_what_the_spec_opens() -> None:
+    """As Docker from 29.2 on hands over a container: void, and the nodes already injected."""
+    data = {**spec(["NVIDIA_VISIBLE_DEVICES=void", "GPULATCH_GPUS=void"]), **rules(rule(minor=1))}
+    assert must(data).named == ("/dev/nvidia1",)
+
+
+@pytest.mark.parametrize(
+    ("data", "opens_all"),
+    [
+        (rules({"allow": True, "access": "rwm"}), True),
+        (rules({"allow": True, "type": "a", "access": "rwm"}), True),
+        (rules(rule(minor=None)), True),
+        (rules(rule(minor=-1)), True),
+        (rules(rule(major=None, minor=None, access="r")), True),
+        (rules({"allow": True, "type": "c", "access": "m"}), False),
+        (rules(DENY, rule()), False),
+        (rules(rule(major=136, minor=None)), False),
+        (rules(rule(kind="b", minor=None)), False),
+        ({}, False),
+    ],
+)
+def test_unlimited_device_rules_are_known(data: dict[str, Any], opens_all: bool) -> None:
+    assert sources.unlimited(data) is opens_all
+
+
+def test_a_lone_all_can_be_declared_the_images() -> None:
+    none = Settings(lone_all="none")
+    assert find(spec(["NVIDIA_VISIBLE_DEVICES=ALL"]), settings=none) is None
+    assert must(spec(["NVIDIA_VISIBLE_DEVICES=all,0"]), none).every
+    assert must(spec(["GPULATCH_GPUS=all"]), none).every
+
+
+@pytest.mark.parametrize(
+    ("accept", "bounding", "counts"),
+    [
+        ("always", [], True),
+        ("privileged", ["CAP_SYS_ADMIN"], True),
+        ("privileged", ["CAP_NET_ADMIN", "cap_sys_admin"], False),
+        ("never", ["CAP_SYS_ADMIN"], False),
+    ],
+)
+def test_variables_count_as_the_settings_have_it(accept: str, bounding: list[str], counts: bool) -> None:
+    data = spec(["NVIDIA_VISIBLE_DEVICES=0", "GPULATCH_GPUS=1"])
+    data["process"]["capabilities"] = {"bounding": bounding}
+    assert (find(data, settings=Settings(accept_env=accept)) is not None) is counts
+    data["annotations"] = {"gpulatch.io/gpus": "2"}
+    assert must(data, Settings(accept_env=accept)).named == ("2",)
+
+
+def test_the_order_of_sources_is_a_setting_and_one_left_out_is_ignored() -> None:
+    data = spec(["NVIDIA_VISIBLE_DEVICES=0", "GPULATCH_GPUS=1"], {"gpulatch.io/gpus": "2"})
+    order = Settings(sources=("nvidia_visible_devices", "annotation"))
+    assert must(data, order).named == ("0",)
+    assert find(spec(["GPULATCH_GPUS=1"]), settings=order) is None
+
+
+def test_only_the_sources_named_may_ask_for_a_policy() -> None:
+    careful = Settings(allow_exclusive_from=("annotation",), allow_monitor_from=())
+    assert must(spec([], {"gpulatch.io/gpus": "any:2"}), careful).policy == "exclusive"
+    with pytest.raises(RequestError, match="lets no gpulatch_gpus request have the policy exclusive"):
+        find(spec(["GPULATCH_GPUS=any:2"]), settings=careful)
+    assert must(spec(["GPULATCH_GPUS=any:2+policy=shared"]), careful).count == 2
+    with pytest.raises(RequestError, match="allow_monitor_from"):
+        find(spec([], {"gpulatch.io/gpus": "all+policy=monitor"}), settings=careful)
+    assert must(spec(["GPULATCH_GPUS=none+policy=exclusive"]), careful).none
