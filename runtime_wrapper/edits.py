@@ -53,7 +53,7 @@ def apply(data: spec.Json, grant: Grant) -> spec.Json:
 
 
 def silence_nvidia(data: spec.Json) -> spec.Json:
-    """The spec with nothing in it on which NVIDIA's own runtime would act by itself. Raises SpecError."""
+    """The spec with nothing in it on which NVIDIA's own runtime or hook would act by itself. Raises SpecError."""
     edited = _copied(data)
     _drop_cdi_annotations(edited)
     _set_environment(edited, {NVIDIA_VARIABLE: "void"})
@@ -129,6 +129,12 @@ def _require_plain(entry: Any, where: str) -> None:
     if not (plain and typed):
         why = f"the entry {quoted(json.dumps(entry))} can be read in more than one way"
         raise SpecError(spec.WHAT, where, why, "give type, major and minor as the OCI specification has them")
+
+
+def has_nvidia_hook(data: spec.Json) -> bool:
+    """Whether NVIDIA's prestart hook is in the spec: dockerd adds it for every `--gpus`, `--gpus 0` too."""
+    stages = spec.section(data, "hooks").values()
+    return any(_is_nvidia_hook(entry) for entries in stages if isinstance(entries, list) for entry in entries)
 
 
 def _drop_nvidia_hook(edited: spec.Json) -> None:

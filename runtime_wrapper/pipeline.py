@@ -106,7 +106,8 @@ def _without_request(start: Start) -> None:
     _heed_exclusive_holders(start, rules)
     if start.found is not start.original:
         spec.put_back(start.original)
-    if start.delegate and sources.nvidia_would_act(start.original.data):
+    data = start.original.data
+    if (start.delegate or edits.has_nvidia_hook(data)) and sources.nvidia_would_act(data):
         spec.write(start.original, edits.silence_nvidia(start.original.data), None)
 
 

@@ -16,11 +16,21 @@ def test_linter(command: list[str]) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(
-    "script", ["packaging/build", "packaging/prepare", "packaging/quickstart", "tests/run", ".ci/run"]
+SCRIPTS = (
+    "build",
+    "install",
+    "prepare",
+    "quickstart",
+    "uninstall",
+    "../tests/run",
+    "../tests/benchmark/run",
+    "../.ci/run",
 )
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
 def test_shell_scripts_parse_and_can_be_executed(script: str) -> None:
-    path = CHECKOUT / script
+    path = CHECKOUT / "packaging" / script
     assert path.stat().st_mode & 0o111
     subprocess.run(["bash", "-n", str(path)], check=True)
 

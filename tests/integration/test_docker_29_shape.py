@@ -84,3 +84,23 @@ def test_an_injected_gpu_that_another_holds_exclusively_is_refused_by_name(host:
     assert done.returncode == 1
     assert "GPU 1, device rules of the spec" in done.stderr
     assert "held by container first (exclusive)" in done.stderr
+
+
+def test_no_gpu_asked_for_leaves_nvidias_hook_nothing_to_act_on(host: Host, tmp_path: Path) -> None:
+    """`--gpus 0` on an image that says `all`, and NVIDIA's hook on dockerd's PATH: dockerd adds it all the same."""
+    bundle = Bundle(tmp_path, "zero").env("NVIDIA_VISIBLE_DEVICES=all")
+    record = tmp_path / "containers" / ID
+    record.mkdir(parents=True)
+    nothing = {"Driver": "", "Count": 0, "DeviceIDs": None, "Capabilities": [["gpu"]], "Options": {}}
+    (record / "hostconfig.json").write_text(json.dumps({"DeviceRequests": [nothing]}))
+    (record / "hosts").write_text("")
+    bundle.mounting("/etc/hosts", str(record / "hosts"), "rbind")
+    hook = tmp_path / "nvidia-container-runtime-hook"
+    hook.write_text(f"#!/bin/sh\ncat > {tmp_path}/hook-state\n")
+    hook.chmod(0o755)
+    bundle.spec["hooks"] = {"prestart": [{"path": str(hook), "args": [hook.name, "prestart"], "env": ["A=1"]}]}
+    done = host.start(bundle.save().path, ID)
+    assert done.returncode == 0, done.stderr
+    assert "NVIDIA_VISIBLE_DEVICES=void" in host.environment(ID)
+    assert "NVIDIA_VISIBLE_DEVICES=all" not in host.environment(ID)
+    assert host.held() == {}
