@@ -5,6 +5,7 @@ runtime name, `[runtime.NAME]` for one. `docs/files.md` lists the settings with 
 """
 
 import os
+import re
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -80,12 +81,13 @@ def _parse(raw: bytes, runtime_name: str) -> Settings:
         data = tomllib.loads(raw.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError("settings", WHERE, f"not valid TOML ({error})", "mend that line") from error
-    _require_known(data, ("defaults", "runtime"), "top level")
+    _require_known(data, ("defaults", "runtime"), f"{WHERE}, top level")
     runtimes = _table(data.get("runtime", {}), "runtime", runtime_name)
     sections = {"defaults": data.get("defaults", {})} | {f"runtime.{name}": part for name, part in runtimes.items()}
     values: dict[str, Any] = {}
     for name, part in sections.items():
-        checked = {key: _checked(key, value, name) for key, value in _table(part, name, runtime_name).items()}
+        entries = _table(part, name, runtime_name).items()
+        checked = {key: _checked(key, value, f"{WHERE}{_line(raw, name, key)}, [{name}]") for key, value in entries}
         values |= checked if name in ("defaults", f"runtime.{runtime_name}") else {}
     return Settings(**values)
 
@@ -96,8 +98,19 @@ def _table(value: Any, name: str, runtime_name: str) -> dict[str, Any]:
     return value
 
 
-def _checked(key: str, value: Any, section: str) -> str | tuple[str, ...]:
-    _require_known({key: value}, tuple(field.name for field in fields(Settings)), f"[{section}]")
+def _line(raw: bytes, section: str, key: str) -> str:
+    """Where a key of a section stands, as messages say it; empty where it is written in another of TOML's ways."""
+    current = ""
+    for number, line in enumerate(raw.decode().splitlines(), start=1):
+        if header := re.match(r"\s*\[([^\[\]]+)\]", line):
+            current = re.sub(r"[\s\"']", "", header[1])
+        elif current == section and re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=", line):
+            return f" line {number}"
+    return ""
+
+
+def _checked(key: str, value: Any, where: str) -> str | tuple[str, ...]:
+    _require_known({key: value}, tuple(field.name for field in fields(Settings)), where)
     if key in LISTS:
         if isinstance(value, list) and all(isinstance(item, str) and item in SOURCES for item in value):
             return tuple(dict.fromkeys(value))
@@ -106,11 +119,11 @@ def _checked(key: str, value: Any, section: str) -> str | tuple[str, ...]:
         if isinstance(value, str) and value in CHOICES[key]:
             return value
         why, hint = "is not a value of this setting", f"use one of: {', '.join(CHOICES[key])}"
-    raise SettingsError(f"{key} {quoted(value)}", f"{WHERE}, [{section}]", why, hint)
+    raise SettingsError(f"{key} {quoted(value)}", where, why, hint)
 
 
-def _require_known(section: dict[str, Any], known: tuple[str, ...], place: str) -> None:
+def _require_known(section: dict[str, Any], known: tuple[str, ...], where: str) -> None:
     for key in section:
         if key not in known:
             hint = f"use one of: {', '.join(known)}"
-            raise SettingsError(f"key {quoted(key)}", f"{WHERE}, {place}", "is not a setting", hint)
+            raise SettingsError(f"key {quoted(key)}", where, "is not a setting", hint)

@@ -56,6 +56,24 @@ def test_a_broken_file_is_refused_with_file_and_culprit(tmp_path: Path, text: st
     assert "/etc/gpulatch/config.toml" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        (
+            '# comment\n\n[runtime.other]\nmode = "enforce"\n[defaults]\n  lone_all = 3',
+            "config.toml line 6, [defaults]",
+        ),
+        ('[runtime."other"] # x\n"mode" = 3', "config.toml line 2, [runtime.other]"),
+        ('[runtime.a.b]\nmode = "observe"', "config.toml, [runtime.a]"),
+        ('runtime.other = {mode = "x"}', "config.toml, [runtime.other]"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_line_and_section(tmp_path: Path, text: str, place: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        load(tmp_path, text)
+    assert place in str(caught.value)
+
+
 def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(SettingsError, match="not valid TOML"):
