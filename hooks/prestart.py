@@ -22,6 +22,8 @@ _LOW_LEVEL = os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(__fil
 
 def main() -> int:
     """The exit status: 0 without a word when no GPU is asked for, 1 with one line on standard error otherwise."""
+    if under_gpulatch():
+        return 0
     try:
         refuse_gpus(*_state(sys.stdin.buffer))
     except GpulatchError as error:
@@ -31,6 +33,19 @@ def main() -> int:
         report.refusal(report.unexpected(error), None, "text")
         return 1
     return 0
+
+
+def under_gpulatch() -> bool:
+    """Whether gpulatch's own low-level link started this hook: in observe mode the entry stays in the spec.
+
+    runc and crun run a prestart hook from the process that gpulatch became, whose argv[0] is that link.
+    """
+    try:
+        with open(f"/proc/{os.getppid()}/cmdline", "rb") as file:
+            started = os.fsdecode(file.read().partition(b"\0")[0])
+    except OSError:
+        return False
+    return started.startswith(f"{_LOW_LEVEL}/")
 
 
 def refuse_gpus(bundle: str, container_id: str) -> None:

@@ -1,10 +1,10 @@
 """Docker's own record of a container: what `--gpus` really said, and the name people gave it.
 
 Hot. dockerd turns a count N into the ids 0..N-1 before the runtime is called (moby daemon/nvidia_linux.go), and from
-29.2 on into nodes, so the truth is `DeviceRequests` in `<data-root>/containers/<id>/hostconfig.json`. Its folder is
-known from the files that dockerd mounts over /etc/hostname, /etc/hosts or /etc/resolv.conf; with `--network
-container:x` these lie in x's folder, so only its parent is taken and joined with our own id. What root does not own is
-not believed.
+29.2 on into nodes, so the truth is `DeviceRequests` in `<data-root>/containers/<id>/hostconfig.json`. The data root is
+known from the root file system, or from the files that dockerd mounts over /etc/hostname, /etc/hosts or
+/etc/resolv.conf; with `--network container:x` these lie in x's folder, so only its parent is taken and joined with our
+own id. What root does not own is not believed.
 """
 
 import json
@@ -17,6 +17,8 @@ from runtime_wrapper.errors import UntrustedPathError
 
 _MOUNTED = ("hostname", "hosts", "resolv.conf")
 _ID = re.compile(r"[0-9a-f]{64}")
+# A request for GPUs need not say `gpu`: compose's `capabilities: [utility]` does not.
+_CAPABILITIES = ("gpu", "nvidia", "compute", "compat32", "graphics", "utility", "video", "display")
 _CDI_GPU = "nvidia.com/gpu="
 
 
@@ -33,11 +35,11 @@ def device_requests(data: spec.Json, container_id: str) -> str | None:
     count = 0
     for entry in wanted:
         number = entry.get("Count")
-        if number == -1:
+        if isinstance(number, int) and number < 0:
             items.append("all")
         elif isinstance(number, int):
-            count += max(number, 0)
-        items += [device.removeprefix(_CDI_GPU) for device in _texts(entry.get("DeviceIDs"))]
+            count += number
+        items += _gpu_ids(entry)
     if count:
         items.append(f"any:{count}")
     return ",".join(items) or "void"
@@ -54,9 +56,19 @@ def _is_for_gpus(entry: Any) -> bool:
         return False
     driver, capabilities = entry.get("Driver"), entry.get("Capabilities")
     if driver == "cdi":
-        return any(device.startswith(_CDI_GPU) for device in _texts(entry.get("DeviceIDs")))
+        return bool(_gpu_ids(entry))
     groups = [group for group in capabilities if isinstance(group, list)] if isinstance(capabilities, list) else []
-    return driver in ("", "nvidia", None) and any(word in ("gpu", "nvidia") for group in groups for word in group)
+    return driver in ("", "nvidia", None) and any(
+        group and all(word in _CAPABILITIES for word in group) for group in groups
+    )
+
+
+def _gpu_ids(entry: dict[str, Any]) -> list[str]:
+    """The GPUs that an entry names; one for CDI may name other vendors' devices beside them."""
+    devices = _texts(entry.get("DeviceIDs"))
+    if entry.get("Driver") == "cdi":
+        devices = [device for device in devices if device.startswith(_CDI_GPU)]
+    return [device.removeprefix(_CDI_GPU) for device in devices]
 
 
 def _texts(value: Any) -> list[str]:
@@ -85,7 +97,16 @@ def _read(data: spec.Json, container_id: str, name: str) -> dict[str, Any]:
 
 
 def _containers_folders(data: spec.Json) -> list[str]:
-    """The folders of all containers of the engine, as far as the mounts tell; a user's own mount may hide one."""
+    """The folder of all containers of the engine, from what the engine alone says, else from its mounts.
+
+    Every storage driver puts a container's root file system three levels below the data root. The mounts are a second
+    choice: a user's own mount can hide one, or look like one.
+    """
+    root = spec.section(data, "root").get("path")
+    if isinstance(root, str) and root.startswith("/"):
+        beside_root = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(root))), "containers")
+        if os.path.isdir(beside_root):
+            return [beside_root]
     mounts = data.get("mounts")
     found: dict[str, None] = {}
     for mount in mounts if isinstance(mounts, list) else []:

@@ -45,7 +45,7 @@ def apply(data: spec.Json, grant: Grant) -> spec.Json:
     """The spec with the grant in it. Raises HiddenDeviceError, CudaVisibleDevicesError, NoDriverError, SpecError."""
     _refuse_hidden(data, grant.nodes)
     edited = _copied(data)
-    _drop_gpu_access(edited, grant.numbers)
+    _drop_gpu_access(edited, grant)
     _drop_nvidia_hook(edited)
     _add_nodes(edited, grant.nodes)
     _set_variables(edited, grant)
@@ -96,8 +96,11 @@ def _shows_it_anyway(mount: spec.Json, target: str, path: str) -> bool:
     return target in ("/dev", path) and same and "nodev" not in options
 
 
-def _drop_gpu_access(edited: spec.Json, numbers: Numbers) -> None:
-    """Drop GPU nodes and allow rules for a GPU; refusals and wildcards stay. Raises SpecError for an odd entry."""
+def _drop_gpu_access(edited: spec.Json, grant: Grant) -> None:
+    """Drop nodes of GPUs not granted, and all allow rules for a GPU (ours follow); refusals and wildcards stay.
+
+    A granted GPU may have a second node, under a name of the user's. Raises SpecError for an odd entry.
+    """
     for holder, where in (
         (spec.section(edited, "linux"), "linux.devices"),
         (spec.section(edited, "linux", "resources"), "linux.resources.devices"),
@@ -105,7 +108,14 @@ def _drop_gpu_access(edited: spec.Json, numbers: Numbers) -> None:
         entries = _list(holder, "devices") if "devices" in holder else []
         for entry in entries:
             _require_plain(entry, where)
-        holder.update({"devices": [entry for entry in entries if not _is_gpu_entry(entry, numbers)]} if entries else {})
+        granted = {(node.major, node.minor) for node in grant.nodes} if where == "linux.devices" else set()
+        foreign = [
+            entry
+            for entry in entries
+            if _is_gpu_entry(entry, grant.numbers) and (entry["major"], entry["minor"]) not in granted
+        ]
+        if foreign:
+            holder["devices"] = [entry for entry in entries if entry not in foreign]
 
 
 def _is_gpu_entry(entry: spec.Json, numbers: Numbers) -> bool:
@@ -116,8 +126,8 @@ def _is_gpu_entry(entry: spec.Json, numbers: Numbers) -> bool:
 def _require_plain(entry: Any, where: str) -> None:
     """Refuse an entry that runc or crun could take for another device than gpulatch does.
 
-    Found by experiment: runc 1.1.5 and crun 1.8.1 cut numbers to 32 bits, crun takes text for 0, and both read a rule
-    without a type, or of type `a`, as one for every device of that number.
+    Found by experiment: runc 1.1.5 and crun 1.8.1 cut numbers to 32 bits, crun takes text for 0, and a rule without a
+    type, or of type `a`, opens every device in runc and those of that number in crun.
     """
     numbers = (entry.get("major"), entry.get("minor")) if isinstance(entry, dict) else ("",)
     plain = all(number is None or (type(number) is int and -1 <= number < 1 << 32) for number in numbers)

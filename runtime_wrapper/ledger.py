@@ -181,12 +181,14 @@ def parse(raw: bytes, where: str, hint: str) -> Book:
     """
     try:
         data = json.loads(raw)
+        generation = int(data["generation"])
+        if data["boot_id"] != proc.boot_id():
+            return Book([], generation)
         if data["schema"] != SCHEMA:
-            raise ValueError(f"schema {data['schema']}, this version reads {SCHEMA}")
+            why = f"is of another version of gpulatch ({quoted(data['schema'])}, this one reads {SCHEMA})"
+            raise LedgerError("ledger", where, why, hint)
         claims = [Claim.from_json(claim) for claim in data["claims"]]
-        past = [Past.from_json(one) for one in data["past"]]
-        this_boot = data["boot_id"] == proc.boot_id()
-        book = Book(claims if this_boot else [], int(data["generation"]), past if this_boot else [])
+        book = Book(claims, generation, [Past.from_json(one) for one in data["past"]])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise LedgerError("ledger", where, f"is damaged ({type(error).__name__}: {error})", hint) from error
     try:

@@ -19,7 +19,8 @@ _NODES = "nodes"
 def choose(wishes: Sequence[Wish], settings: Settings, *, privileged: bool) -> Request | None:
     """The request that counts, or None when none does. Raises RequestError."""
     counting = [wish for wish in wishes if _counts(wish, settings, privileged)]
-    counting.sort(key=lambda wish: settings.sources.index(wish.source))
+    order = (*settings.sources, _NODES)
+    counting.sort(key=lambda wish: order.index(wish.source))
     void = False
     for wish in counting:
         wanted = request.parse(wish.text, wish.place) if not void or wish.source == _NODES else None
@@ -31,13 +32,15 @@ def choose(wishes: Sequence[Wish], settings: Settings, *, privileged: bool) -> R
 
 
 def _counts(wish: Wish, settings: Settings, privileged: bool) -> bool:
+    if wish.source == _NODES:
+        return True  # these GPUs are open anyway: not to book them would void what others hold
     if wish.source not in settings.sources:
         return False
     if wish.source in _VARIABLES and (
         settings.accept_env == "never" or (settings.accept_env == "privileged" and not privileged)
     ):
         return False
-    lone = wish.source == "nvidia_visible_devices" and request.tokens_of(wish.text.lower()) == ["all"]
+    lone = wish.source == "nvidia_visible_devices" and set(request.tokens_of(wish.text.lower())) == {"all"}
     return not (lone and settings.lone_all == "none")
 
 

@@ -23,7 +23,7 @@ _INDEX = re.compile(r"[0-9]{1,6}")
 _UUID = re.compile(r"gpu-([0-9a-f-]{8,36})", re.IGNORECASE)
 _PCI = re.compile(r"(?:(?:[0-9a-f]{4})?[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE)
 _NODE = re.compile(r"(?:/dev/)?nvidia([0-9]{1,3})")
-_ANY = re.compile(r"any(?::([0-9]{1,6}))?", re.IGNORECASE)
+_ANY = re.compile(r"any(?::([0-9]{1,12}))?", re.IGNORECASE)
 _MIG = re.compile(r"[0-9]+:[0-9]+|mig[-:].*", re.IGNORECASE)
 
 

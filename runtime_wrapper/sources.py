@@ -43,10 +43,7 @@ def wishes(data: spec.Json, container_id: str, *, annotations: bool = True) -> l
 
 def unlimited(data: spec.Json) -> bool:
     """Whether the spec opens GPUs that it does not name: by an allow-all rule (`--privileged`) or a wildcard."""
-    return any(
-        _opens(rule) and rule.get("major") in (None, -1, GPU_MAJOR) and rule.get("minor") in (None, -1)
-        for rule in _device_rules(data)
-    )
+    return any(_opens(rule) and _is_wild(rule) for rule in _device_rules(data))
 
 
 def privileged(data: spec.Json) -> bool:
@@ -88,6 +85,15 @@ def _from_nodes(data: spec.Json, container_id: str) -> str | None:
 def _device_rules(data: spec.Json) -> list[spec.Json]:
     rules = spec.section(data, "linux", "resources").get("devices")
     return [rule for rule in rules if isinstance(rule, dict)] if isinstance(rules, list) else []
+
+
+def _is_wild(rule: spec.Json) -> bool:
+    """Whether an opening rule covers GPUs that it does not name. One of type `a` opens everything in runc."""
+    major, minor = rule.get("major"), rule.get("minor")
+    if rule.get("type") in (None, "", "a"):
+        return major != GPU_MAJOR or minor in (None, -1)
+    any_gpu = minor in (None, -1) or (major in (None, -1) and isinstance(minor, int) and minor <= LAST_GPU_MINOR)
+    return major in (None, -1, GPU_MAJOR) and any_gpu
 
 
 def _opens(rule: spec.Json) -> bool:

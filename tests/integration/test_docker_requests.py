@@ -264,3 +264,50 @@ def test_under_plain_runc_a_count_of_zero_is_no_request(docker: Docker, image: s
 def test_under_plain_runc_a_container_without_gpus_flag_is_left_alone(docker: Docker) -> None:
     docker.started("plain", image=CUDA, runtime="runc")
     assert docker.opens("plain") == []
+
+
+def test_mounts_over_all_three_files_hide_nothing(docker: Docker, tmp_path: Path) -> None:
+    (tmp_path / "own").write_text("")
+    mounts = [
+        option for name in ("hosts", "hostname", "resolv.conf") for option in ("-v", f"{tmp_path}/own:/etc/{name}")
+    ]
+    for name in ("one", "two"):
+        docker.started(name, "--gpus", "1", *mounts)
+    assert docker.held() == {"one": [0], "two": [1]}
+    assert docker.claim("two")["source"] == DEVICE_REQUESTS
+
+
+@pytest.mark.parametrize("rule", ["c *:3 rwm", "a 10:3 rwm", "a *:3 rwm", "c 195:* rwm"])
+def test_a_rule_that_opens_unnamed_gpus_can_be_refused(docker: Docker, rule: str) -> None:
+    docker.started("owner", "--gpus", "8")
+    settings = Path("/etc/gpulatch/config.toml")
+    settings.write_text('[defaults]\nunlimited_devices = "refuse"\n')
+    try:
+        done = docker.try_to_start("wild", "--device-cgroup-rule", rule)
+        assert done.returncode == 125
+        assert "its device rules open every GPU, also those that container owner" in done.stderr
+    finally:
+        settings.unlink()
+    docker.started("reported", "--device-cgroup-rule", rule)
+    assert list(docker.held()) == ["owner"]
+
+
+def test_a_node_under_another_name_is_there_too(docker: Docker) -> None:
+    docker.started("named", "--device", f"/dev/nvidia{docker.gpus[3]['minor']}:/dev/gpu")
+    assert docker.held() == {"named": [3]}
+    listed = docker.run("exec", "named", "ls", "/dev").split()
+    assert {"gpu", f"nvidia{docker.gpus[3]['minor']}"} <= set(listed)
+
+
+@pytest.mark.parametrize("text", ['[runtime.gpulatch]\nmode = "observe"', "[runtime.gpulatch]\nsources = []"])
+def test_where_gpulatch_grants_nothing_its_hook_does_not_stop_the_container(docker: Docker, text: str) -> None:
+    settings = Path("/etc/gpulatch/config.toml")
+    settings.write_text(text + "\n")
+    try:
+        docker.started("seen", "--gpus", "2")
+        assert docker.opens("seen") == []
+        assert [name for name, gpus in docker.held().items() if len(gpus) == 2] == (
+            ["seen"] if "observe" in text else []
+        )
+    finally:
+        settings.unlink()

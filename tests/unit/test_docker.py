@@ -39,6 +39,12 @@ def engine(tmp_path: Path) -> Engine:
     [
         ([{**GPU, "Count": 2}], "any:2"),
         ([{**GPU, "Count": -1}], "all"),
+        ([{**GPU, "Count": -2}], "all"),
+        ([{**GPU, "Count": 1, "Capabilities": [["utility"]]}], "any:1"),
+        ([{**GPU, "Count": 1, "Capabilities": [["compute", "video"]]}], "any:1"),
+        ([{**GPU, "Count": 1, "Capabilities": [["tpu"], ["gpu"]]}], "any:1"),
+        ([{**GPU, "Count": 1, "Capabilities": [[]]}], None),
+        ([{**GPU, "Driver": "cdi", "DeviceIDs": ["nvidia.com/gpu=1", "intel.com/net=0"]}], "1"),
         ([{**GPU, "DeviceIDs": ["1"]}], "1"),
         ([{**GPU, "DeviceIDs": ["0", "3"]}], "0,3"),
         ([{**GPU, "DeviceIDs": ["GPU-5c89852c+policy=exclusive"]}], "GPU-5c89852c+policy=exclusive"),
@@ -104,6 +110,19 @@ def test_an_id_that_docker_did_not_make_is_not_looked_up(engine: Engine, contain
 )
 def test_mounts_of_other_engines_lead_nowhere(mounts: Any) -> None:
     assert docker.device_requests({"mounts": mounts}, OWN) is None
+
+
+def test_the_root_file_system_tells_the_folder_and_no_mount_overrides_it(engine: Engine, tmp_path: Path) -> None:
+    engine.record({**GPU, "Count": 2})
+    forged = Engine(tmp_path / "forged")
+    forged.record({**GPU, "Count": 7})
+    data = forged.spec()
+    data["root"] = {"path": f"{tmp_path}/overlay2/{'c' * 64}/merged"}
+    assert docker.device_requests(data, OWN) == "any:2"
+    data["mounts"] = []
+    assert docker.device_requests(data, OWN) == "any:2"
+    (engine.folder / OWN / "hostconfig.json").unlink()
+    assert docker.device_requests({**forged.spec(), "root": data["root"]}, OWN) is None
 
 
 def test_the_name_is_what_docker_ps_shows(engine: Engine) -> None:

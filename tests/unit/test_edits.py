@@ -94,6 +94,15 @@ def test_a_gpu_that_the_spec_brought_along_is_dropped_with_its_rule() -> None:
     assert not [rule for rule in kept if rule["allow"] and (rule["major"], rule["minor"]) in ((195, 7), (238, 3))]
 
 
+def test_a_granted_gpu_keeps_a_second_node_under_the_users_name() -> None:
+    own = {"path": "/dev/gpu", "type": "c", "major": 195, "minor": 4}
+    foreign = {"path": "/dev/other", "type": "c", "major": 195, "minor": 5}
+    nodes = edits.apply(spec(linux={"devices": [own, foreign]}), grant())["linux"]["devices"]
+    assert own in nodes
+    assert not [node for node in nodes if node["minor"] == 5]
+    assert len([node for node in nodes if node["minor"] == 4]) == 2
+
+
 def test_a_node_of_the_same_path_is_replaced() -> None:
     wrong = {"path": "/dev/nvidiactl", "type": "c", "major": 1, "minor": 3}
     nodes = edits.apply(spec(linux={"devices": [wrong]}), grant())["linux"]["devices"]

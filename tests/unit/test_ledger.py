@@ -205,7 +205,17 @@ def test_another_boot_is_an_empty_book(ledger: Ledger) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "null", '{"schema": "gpulatch-ledger/9"}', "\0" * 4096, '{"claims": 3}', "[" * 99999]
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '{"schema": "gpulatch-ledger/1", "generation": 1}',
+        "\0" * 4096,
+        '{"claims": 3}',
+        "[" * 99999,
+    ],
 )
 def test_a_damaged_ledger_is_refused_with_the_way_out_and_kept(ledger: Ledger, text: str) -> None:
     book(ledger, claim("a", 0))
@@ -518,3 +528,17 @@ def test_the_memory_of_ended_containers_is_bounded(ledger: Ledger) -> None:
 def test_an_observed_claim_is_not_remembered(ledger: Ledger) -> None:
     book(ledger, replace(claim("o", 0, holder=DEAD, root="/r"), observed=True))
     assert ledger.read().had_before("o", "/r", HOST) == []
+
+
+@pytest.mark.parametrize("schema", ["gpulatch-ledger/0", "gpulatch-ledger/2", 7])
+def test_a_ledger_of_another_version_is_refused_as_such_unless_it_is_of_another_boot(
+    ledger: Ledger, schema: object
+) -> None:
+    book(ledger, claim("a", 0))
+    path = Path(ledger.state_dir, "ledger.json")
+    data = {**json.loads(path.read_text()), "schema": schema}
+    path.write_text(json.dumps(data))
+    with pytest.raises(LedgerError, match="is of another version of gpulatch .*mv "):
+        ledger.read()
+    path.write_text(json.dumps({**data, "boot_id": "another"}))
+    assert ledger.read().claims == []

@@ -79,7 +79,7 @@ def test_void_and_empty_ask_for_nothing(text: str) -> None:
         ("any:0", "any:0"),
         ("any:", "any:"),
         ("any:-1", "any:-1"),
-        ("any:9999999999", "any:9999999999"),
+        ("any:9999999999999", "any:9999999999999"),
         ("1" * 4000, "1111"),
         ("0:1", "MIG"),
         ("MIG-b1028956-cfa2-0990-bf4a-5da9abb51763", "MIG"),

@@ -171,6 +171,12 @@ def test_void_does_not_hide_what_the_spec_opens() -> None:
         (rules(rule(minor=None)), True),
         (rules(rule(minor=-1)), True),
         (rules(rule(major=None, minor=None, access="r")), True),
+        (rules(rule(major=None, minor=3)), True),
+        (rules(rule(major=-1, minor=3)), True),
+        (rules(rule(major=10, minor=3, kind="a")), True),
+        (rules(rule(major=10, minor=3, kind=None)), True),
+        (rules(rule(major=None, minor=250)), False),
+        (rules(rule(major=10, minor=3)), False),
         (rules({"allow": True, "type": "c", "access": "m"}), False),
         (rules(DENY, rule()), False),
         (rules(rule(major=136, minor=None)), False),
@@ -185,6 +191,7 @@ def test_unlimited_device_rules_are_known(data: dict[str, Any], opens_all: bool)
 def test_a_lone_all_can_be_declared_the_images() -> None:
     none = Settings(lone_all="none")
     assert find(spec(["NVIDIA_VISIBLE_DEVICES=ALL"]), settings=none) is None
+    assert find(spec(["NVIDIA_VISIBLE_DEVICES=all, all,"]), settings=none) is None
     assert must(spec(["NVIDIA_VISIBLE_DEVICES=all,0"]), none).every
     assert must(spec(["GPULATCH_GPUS=all"]), none).every
 
@@ -211,6 +218,11 @@ def test_the_order_of_sources_is_a_setting_and_one_left_out_is_ignored() -> None
     order = Settings(sources=("nvidia_visible_devices", "annotation"))
     assert must(data, order).named == ("0",)
     assert find(spec(["GPULATCH_GPUS=1"]), settings=order) is None
+
+
+def test_gpus_that_the_spec_opens_count_whatever_the_settings_leave_out() -> None:
+    found = must(rules(DENY, rule(minor=3)), Settings(sources=("docker",)))
+    assert found.named == ("/dev/nvidia3",)
 
 
 def test_only_the_sources_named_may_ask_for_a_policy() -> None:
