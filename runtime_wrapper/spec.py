@@ -107,11 +107,13 @@ def write(spec: Spec, edited: Json, claim_token: str | None) -> None:
     edited["annotations"][EDITED_MARK] = _digest_without_mark(edited)
     kept_name = os.path.basename(original_path(spec.path))
     with _bundle(spec) as (directory, mode):
+        was_kept = kept_name in os.listdir(directory)  # then the spec's file may be ours, and this its only original
         atomic.replace(directory, kept_name, spec.raw, mode)
         try:
             atomic.replace(directory, os.path.basename(spec.path), json.dumps(edited).encode(), mode)
         except OSError:
-            os.unlink(kept_name, dir_fd=directory)
+            if not was_kept:
+                os.unlink(kept_name, dir_fd=directory)
             raise
 
 

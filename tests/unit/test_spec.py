@@ -1,5 +1,6 @@
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -202,21 +203,39 @@ def test_a_read_that_fails_for_want_of_something_is_no_absent_file(
         spec.read(str(config))
 
 
-def test_a_failed_second_write_takes_the_kept_original_away_again(
-    config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = read(config)
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """From its call on there is no room for `config.json` any more, but for its smaller original."""
     replace = spec.atomic.replace
 
-    def once(directory: int, name: str, *more: Any) -> None:
+    def no_room(directory: int, name: str, *more: Any) -> None:
         if name == "config.json":
             raise OSError(28, "No space left on device")
         replace(directory, name, *more)
 
-    monkeypatch.setattr(spec.atomic, "replace", once)
+    return lambda: monkeypatch.setattr(spec.atomic, "replace", no_room)
+
+
+def test_a_failed_second_write_takes_the_kept_original_away_again(
+    config: Path, full_disk: Callable[[], None]
+) -> None:
+    found = read(config)
+    full_disk()
     with pytest.raises(SpecError, match="ENOSPC"):
         spec.write(found, dict(found.data), None)
     assert os.listdir(config.parent) == ["config.json"]
+
+
+def test_a_failed_write_over_what_gpulatch_wrote_never_loses_the_original(
+    config: Path, full_disk: Callable[[], None]
+) -> None:
+    first = read(config)
+    spec.write(first, {**first.data, "edited": True}, None)
+    again = spec.original(read(config))
+    full_disk()
+    with pytest.raises(SpecError, match="ENOSPC"):
+        spec.write(again, dict(again.data), None)
+    assert spec.original(read(config)).raw == first.raw
 
 
 def test_a_long_name_is_cut() -> None:
