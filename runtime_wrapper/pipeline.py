@@ -64,13 +64,15 @@ def prepare(start: Start, wishes: Sequence[Wish]) -> None:
 
     Raises GpulatchError when the container must not start.
     """
-    if not wishes:
-        _without_request(start)
-        return
-    rules = settings.load(start.runtime_name)
+    try:
+        rules = settings.load(start.runtime_name)
+    except GpulatchError:
+        if wishes:
+            raise
+        rules = Settings()  # a container without a request starts whatever is wrong with us
     wanted = policy.choose(wishes, rules, privileged=sources.privileged(start.original.data))
     if wanted is None:
-        _without_request(start)
+        _without_request(start, rules)
     elif rules.mode == settings.OBSERVE:
         _observe(start, wanted, rules)
     else:
@@ -97,18 +99,14 @@ def _observe(start: Start, wanted: Request, rules: Settings) -> None:
         _book(start, wanted, rules, observed=True)
 
 
-def _without_request(start: Start) -> None:
-    """No GPU for this container: it starts whatever is wrong with us, unless the settings forbid its open devices."""
-    try:
-        rules = settings.load(start.runtime_name)
-    except GpulatchError:
-        rules = Settings()
+def _without_request(start: Start, rules: Settings) -> None:
+    """No GPU for this container, also none from NVIDIA's hook or runtime; open devices only as the settings have it."""
     _heed_exclusive_holders(start, rules)
     if start.found is not start.original:
         spec.put_back(start.original)
     data = start.original.data
     if (start.delegate or edits.has_nvidia_hook(data)) and sources.nvidia_would_act(data):
-        spec.write(start.original, edits.silence_nvidia(start.original.data), None)
+        spec.write(start.original, edits.silence_nvidia(data), None)
 
 
 def _heed_exclusive_holders(start: Start, rules: Settings) -> None:
