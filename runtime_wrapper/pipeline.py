@@ -100,10 +100,12 @@ def _observe(start: Start, wanted: Request, rules: Settings) -> None:
 
 
 def _without_request(start: Start, rules: Settings) -> None:
-    """No GPU for this container, also none from NVIDIA's hook or runtime; open devices only as the settings have it."""
+    """No GPU for this container, also none from NVIDIA's hook or runtime unless we only observe."""
     _heed_exclusive_holders(start, rules)
     if start.found is not start.original:
         spec.put_back(start.original)
+    if rules.mode == settings.OBSERVE:
+        return
     data = start.original.data
     if (start.delegate or edits.has_nvidia_hook(data)) and sources.nvidia_would_act(data):
         spec.write(start.original, edits.silence_nvidia(data), None)

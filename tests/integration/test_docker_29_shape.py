@@ -86,21 +86,47 @@ def test_an_injected_gpu_that_another_holds_exclusively_is_refused_by_name(host:
     assert "held by container first (exclusive)" in done.stderr
 
 
-def test_no_gpu_asked_for_leaves_nvidias_hook_nothing_to_act_on(host: Host, tmp_path: Path) -> None:
+class RecordedBundle(Bundle):
+    """A container whose GPUs stand in Docker's record alone: the spec is as dockerd makes it before CDI."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        super().__init__(folder, "recorded")
+        self.record = folder / "containers" / ID / "hostconfig.json"
+        self.record.parent.mkdir(parents=True)
+        request = {"Driver": "", "Count": count, "DeviceIDs": None, "Capabilities": [["gpu"]], "Options": {}}
+        self.record.write_text(json.dumps({"DeviceRequests": [request]}))
+        hosts = self.record.with_name("hosts")
+        hosts.write_text("")
+        self.mounting("/etc/hosts", str(hosts), "rbind")
+        self.save()
+
+
+class ZeroBundle(RecordedBundle):
     """`--gpus 0` on an image that says `all`, and NVIDIA's hook on dockerd's PATH: dockerd adds it all the same."""
-    bundle = Bundle(tmp_path, "zero").env("NVIDIA_VISIBLE_DEVICES=all")
-    record = tmp_path / "containers" / ID
-    record.mkdir(parents=True)
-    nothing = {"Driver": "", "Count": 0, "DeviceIDs": None, "Capabilities": [["gpu"]], "Options": {}}
-    (record / "hostconfig.json").write_text(json.dumps({"DeviceRequests": [nothing]}))
-    (record / "hosts").write_text("")
-    bundle.mounting("/etc/hosts", str(record / "hosts"), "rbind")
-    hook = tmp_path / "nvidia-container-runtime-hook"
-    hook.write_text(f"#!/bin/sh\ncat > {tmp_path}/hook-state\n")
-    hook.chmod(0o755)
-    bundle.spec["hooks"] = {"prestart": [{"path": str(hook), "args": [hook.name, "prestart"], "env": ["A=1"]}]}
-    done = host.start(bundle.save().path, ID)
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, 0)
+        self.env("NVIDIA_VISIBLE_DEVICES=all")
+        hook = folder / "nvidia-container-runtime-hook"
+        hook.write_text(f"#!/bin/sh\ncat > {folder}/hook-state\n")
+        hook.chmod(0o755)
+        self.spec["hooks"] = {"prestart": [{"path": str(hook), "args": [hook.name, "prestart"], "env": ["A=1"]}]}
+        self.save()
+
+
+def test_no_gpu_asked_for_leaves_nvidias_hook_nothing_to_act_on(host: Host, tmp_path: Path) -> None:
+    done = host.start(ZeroBundle(tmp_path).path, ID)
     assert done.returncode == 0, done.stderr
     assert "NVIDIA_VISIBLE_DEVICES=void" in host.environment(ID)
     assert "NVIDIA_VISIBLE_DEVICES=all" not in host.environment(ID)
     assert host.held() == {}
+
+
+def test_observe_leaves_nvidias_hook_alone_where_no_gpu_is_asked_for(host: Host, tmp_path: Path) -> None:
+    Path("/etc/gpulatch/config.toml").write_text('[runtime.gpulatch-runtime]\nmode = "observe"\n')
+    bundle = ZeroBundle(tmp_path)
+    before = bundle.config.read_bytes()
+    done = host.start(bundle.path, ID)
+    assert done.returncode == 0, done.stderr
+    assert bundle.config.read_bytes() == before
+    assert "NVIDIA_VISIBLE_DEVICES=all" in host.environment(ID)
