@@ -49,8 +49,9 @@ def prepare(runtime_name: str, link: str, invocation: Invocation) -> None:
         return
     original = spec.original(found)
     restoring = invocation.subcommand == "restore"
-    wishes = sources.wishes(original.data, invocation.container_id, annotations=not restoring or original is not found)
-    if not wishes and not sources.unlimited(original.data) and not lowlevel.is_nvidia_runtime(link):
+    untouched = original is found
+    wishes = sources.wishes(original.data, invocation.container_id, annotations=not restoring or not untouched)
+    if untouched and not wishes and not sources.unlimited(original.data) and not lowlevel.is_nvidia_runtime(link):
         return
     from runtime_wrapper import pipeline  # here, because most containers ask for no GPU and need none of it
 

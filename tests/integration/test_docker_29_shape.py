@@ -130,3 +130,17 @@ def test_observe_leaves_nvidias_hook_alone_where_no_gpu_is_asked_for(host: Host,
     assert done.returncode == 0, done.stderr
     assert bundle.config.read_bytes() == before
     assert "NVIDIA_VISIBLE_DEVICES=all" in host.environment(ID)
+
+
+def test_a_bundle_that_no_longer_asks_gets_its_original_back(host: Host, tmp_path: Path) -> None:
+    """Else what gpulatch once wrote would open GPUs that are not booked any more."""
+    bundle = RecordedBundle(tmp_path, 2)
+    original = bundle.config.read_bytes()
+    assert host.start(bundle.path, ID).returncode == 0
+    assert host.held() == {ID: [0, 1]}
+    host.runtime("delete", "--force", ID)
+    bundle.record.write_text(json.dumps({"DeviceRequests": None}))
+    done = host.start(bundle.path, ID)
+    assert done.returncode == 0, done.stderr
+    assert host.held() == {}
+    assert bundle.config.read_bytes() == original

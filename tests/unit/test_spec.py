@@ -216,9 +216,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return lambda: monkeypatch.setattr(spec.atomic, "replace", no_room)
 
 
-def test_a_failed_second_write_takes_the_kept_original_away_again(
-    config: Path, full_disk: Callable[[], None]
-) -> None:
+def test_a_failed_second_write_takes_the_kept_original_away_again(config: Path, full_disk: Callable[[], None]) -> None:
     found = read(config)
     full_disk()
     with pytest.raises(SpecError, match="ENOSPC"):
