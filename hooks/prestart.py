@@ -1,9 +1,10 @@
 """The hook that Docker puts into a container's spec for `--gpus`: says under plain runc that gpulatch was left out.
 
 dockerd (until CDI) takes `--gpus` only when an executable `nvidia-container-runtime-hook` is on its PATH at its start,
-and names it as a prestart hook. gpulatch's edits drop the entry, so that this runs under other runtimes only, which
-give no GPU: the start then fails with one line instead of a container without its GPUs. The container's state comes on
-standard input (OCI runtime-spec, runtime.md). Standard library only; nothing is written.
+and names it as a prestart hook. gpulatch's edits drop the entry; where it only observes or gives nothing, the entry
+stays and this says nothing. Other runtimes give no GPU: the start then fails with one line instead of a container
+without its GPUs. The container's state comes on standard input (OCI runtime-spec, runtime.md). Standard library only;
+nothing is written.
 """
 
 import json

@@ -18,11 +18,11 @@ from runtime_wrapper.errors import ChangedSpecError, SpecError, UntrustedPathErr
 WHAT = "container spec"
 ORIGINAL_MARK = "gpulatch.io/original"
 EDITED_MARK = "gpulatch.io/edited"
+CLAIM_MARK = "gpulatch.io/claim"
 MAX_NAME = 128  # the name is kept in the ledger and quoted to others
 
-CLAIM_MARK = "gpulatch.io/claim"
-
-# A text without any of these asks for no GPU in any way that gpulatch knows.
+# A text without any of these asks for no GPU by name. Device rules may still open some, but only of a spec that the
+# low-level runtime can read; what is wrong with any other is for it to say.
 _REQUEST_WORDS = (b"NVIDIA_VISIBLE_DEVICES", b"GPULATCH_", b"gpulatch.io/")
 
 Json = dict[str, Any]
