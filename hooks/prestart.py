@@ -59,7 +59,7 @@ def refuse_gpus(bundle: str, container_id: str) -> None:
     if found is None:
         raise SpecError(spec.WHAT, path, "is not there or holds no JSON object", "let the engine write it again")
     wishes = [wish for wish in sources.wishes(found.data, container_id) if wish.source != "nodes"]
-    wanted = policy.choose(wishes, Settings(), privileged=sources.privileged(found.data))
+    wanted = policy.choose(wishes, Settings(), privileged=sources.privileged(found.data)).request()
     if wanted and not wanted.none:
         why = "this container's runtime cannot give them"
         hint = f"add --runtime {_runtime_name()} to docker run, or make it Docker's default runtime"

@@ -1,13 +1,16 @@
 """One container's hold on its GPUs, as the ledger keeps it (schema `schemas/claim.json`)."""
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from runtime_wrapper.inventory import Gpu
+from runtime_wrapper import liveness
+from runtime_wrapper.inventory import Gpu, Inventory
 from runtime_wrapper.proc import Cgroup, Process
 
+_SEEN_LATER = ("init", "cgroup")  # not known when the record is written
 _ENGINE_ID = re.compile(r"[0-9a-f]{64}")
 
 
@@ -33,7 +36,8 @@ class Claim:
     """One container's hold on its GPUs.
 
     `holder` is the process that became the low-level runtime, `init` and `cgroup` the container's, filled in when first
-    seen. `observed` claims are what observe mode would have booked: they hinder nobody.
+    seen. `observed` claims are what observe mode would have booked: they hinder nobody. A container that was found
+    running without a claim has no `runtime` of ours, and its first process stands for the holder.
     """
 
     id: str
@@ -41,6 +45,7 @@ class Claim:
     bundle: str
     config: str
     name: str | None
+    engine: str
     runtime: str
     devices: tuple[Device, ...]
     policy: str
@@ -64,6 +69,15 @@ class Claim:
         short = self.id[:12] if _ENGINE_ID.fullmatch(self.id) else self.id
         return f"{self.name} ({short})" if self.name else short
 
+    @property
+    def stage(self) -> str:
+        """How far its container is, see `liveness`."""
+        return liveness.stage(self.init)
+
+    def record(self) -> str:
+        """What the container's own annotation says of the claim, see `from_record`."""
+        return json.dumps({key: value for key, value in self.to_json().items() if key not in _SEEN_LATER})
+
     def to_json(self) -> dict[str, Any]:
         """The claim as JSON values, written out because dataclasses.asdict takes ten times as long under the lock."""
         return {
@@ -72,6 +86,7 @@ class Claim:
             "bundle": self.bundle,
             "config": self.config,
             "name": self.name,
+            "engine": self.engine,
             "runtime": self.runtime,
             "devices": [device.to_json() for device in self.devices],
             "policy": self.policy,
@@ -84,6 +99,12 @@ class Claim:
             "memory_mib": self.memory_mib,
             "observed": self.observed,
         }
+
+    @classmethod
+    def from_record(cls, text: str, init: Process | None, cgroup: Cgroup | None) -> Self:
+        """The claim whose `record` this is, with what is seen of its container now. Raises as `from_json`."""
+        seen = {"init": init and init.to_json(), "cgroup": cgroup and cgroup.to_json()}
+        return cls.from_json({**json.loads(text), **seen})
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
@@ -113,6 +134,11 @@ class Past:
     def from_json(cls, data: dict[str, Any]) -> Self:
         """What `to_json` made. Raises KeyError, TypeError."""
         return cls(data["id"], data["root"], tuple(Device(**device) for device in data["devices"]))
+
+
+def devices_by_minor(inventory: Inventory) -> dict[int, Device]:
+    """The GPUs of a host as claims name them, by the minor of their node."""
+    return {gpu.minor: Device(gpu.pci, gpu.uuid, gpu.index) for gpu in inventory.gpus}
 
 
 def devices_of(gpus: Sequence[Gpu]) -> tuple[Device, ...]:

@@ -48,7 +48,7 @@ def device_requests(data: spec.Json, container_id: str) -> str | None:
 def container_name(data: spec.Json, container_id: str) -> str | None:
     """The name that `docker ps` shows."""
     name = _read(data, container_id, "config.v2.json").get("Name")
-    return name.lstrip("/")[: spec.MAX_NAME] or None if isinstance(name, str) else None
+    return name.lstrip("/") or None if isinstance(name, str) else None
 
 
 def _is_for_gpus(entry: Any) -> bool:

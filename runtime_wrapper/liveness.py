@@ -7,14 +7,14 @@ of life, and only a state file that carries the claim's token speaks of this cla
 where it cannot be told.
 """
 
-import json
 from dataclasses import dataclass, replace
-from typing import Any
 
-from runtime_wrapper import proc
+from runtime_wrapper import runtime_state
 from runtime_wrapper.proc import Cgroup, Process
+from runtime_wrapper.spec import CLAIM_MARK
 
-_CGROUP_MOUNT = "/sys/fs/cgroup"
+# How far a live container is: its create is not over, its first process runs, or only others of its cgroup do.
+STARTING, RUNNING, LEFTOVER = "starting", "running", "leftover"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,44 +43,16 @@ def look(trace: Trace) -> Trace | None:
     return None
 
 
+def stage(init: Process | None) -> str:
+    """How far a live container is: `starting`, `running`, or `leftover` when its first process is gone."""
+    if init is None:
+        return STARTING
+    return RUNNING if init.alive() else LEFTOVER
+
+
 def _seen(trace: Trace) -> Trace:
-    state = _runc_state(trace) or _crun_state(trace)
-    if state is None:
+    token = trace.token.encode()
+    state = runtime_state.read(trace.root, trace.id, lambda raw: token in raw)
+    if state is None or (trace.token and state.annotation(CLAIM_MARK) != trace.token):
         return trace
-    init, cgroup = state
-    return replace(trace, init=init, cgroup=Cgroup.at(cgroup) if isinstance(cgroup, str) else None)
-
-
-def _runc_state(trace: Trace) -> tuple[Process, object] | None:
-    """init and cgroup path from runc's `<root>/<id>/state.json` (runc libcontainer/container.go, BaseState)."""
-    data = _read(f"{trace.root}/{trace.id}/state.json", trace.token)
-    init = _process(data.get("init_process_pid"), data.get("init_process_start"))
-    paths = data.get("cgroup_paths")
-    cgroup = (paths.get("") or paths.get("devices")) if isinstance(paths, dict) else None
-    return (init, cgroup) if init else None
-
-
-def _crun_state(trace: Trace) -> tuple[Process, object] | None:
-    """init and cgroup path from crun's `<root>/<id>/status` (crun src/libcrun/status.c); its spec stands beside it."""
-    if not _read(f"{trace.root}/{trace.id}/config.json", trace.token):
-        return None
-    data = _read(f"{trace.root}/{trace.id}/status", "")
-    init = _process(data.get("pid"), data.get("process-start-time"))
-    cgroup = data.get("cgroup-path")
-    return (init, _CGROUP_MOUNT + cgroup if isinstance(cgroup, str) else None) if init else None
-
-
-def _process(pid: object, start: object) -> Process | None:
-    return Process(pid, start) if isinstance(pid, int) and isinstance(start, int) else None
-
-
-def _read(path: str, token: str) -> dict[str, Any]:
-    """A runtime's JSON file that holds the token; empty when it is absent, of another claim, or no JSON object."""
-    raw = proc.read(path)
-    if raw is None or token.encode() not in raw:
-        return {}
-    try:
-        data = json.loads(raw)
-    except (ValueError, RecursionError):
-        return {}
-    return data if isinstance(data, dict) else {}
+    return replace(trace, init=state.init, cgroup=state.cgroup)

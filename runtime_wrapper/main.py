@@ -14,9 +14,10 @@ from typing import NoReturn
 if __name__ == "__main__":  # started by path in isolated mode: the package lies in the folder above
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 
-from runtime_wrapper import argv, lowlevel, report, sources, spec
+from runtime_wrapper import argv, engine, events, lowlevel, report, sources, spec
 from runtime_wrapper.argv import Invocation
 from runtime_wrapper.errors import GpulatchError
+from runtime_wrapper.events import Story
 
 
 def main(words: list[str]) -> NoReturn:
@@ -24,41 +25,53 @@ def main(words: list[str]) -> NoReturn:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # end as the low-level runtime would, without a traceback
     runtime_name, link, *arguments = words
-    invocation = None
+    invocation = story = None
     try:
         invocation = argv.parse(arguments, link, _working_directory(), os.environ, os.geteuid())
         if invocation:
-            prepare(runtime_name, link, invocation)
+            story = _story(runtime_name, link, invocation)
+            prepare(link, invocation, story)
     except GpulatchError as error:
-        _refuse_or_let_pass(error, runtime_name, invocation)
+        _refuse_or_let_pass(error, runtime_name, invocation, story)
     except Exception as error:
-        _refuse_or_let_pass(report.unexpected(error), runtime_name, invocation)
+        _refuse_or_let_pass(report.unexpected(error), runtime_name, invocation, story)
+    if story:
+        events.append([story.to_json()])
     try:
         lowlevel.become(link, arguments)
     except GpulatchError as error:
-        _refuse(error, invocation)
+        _refuse(error, invocation, story)
 
 
-def prepare(runtime_name: str, link: str, invocation: Invocation) -> None:
+def prepare(link: str, invocation: Invocation, story: Story) -> None:
     """Give the container of this call its GPUs, or leave everything untouched when it asks for none.
 
     Raises GpulatchError when it must not start.
     """
-    found = spec.read(invocation.config)
-    if found is None:
-        return
-    original = spec.original(found)
-    restoring = invocation.subcommand == "restore"
-    untouched = original is found
-    wishes = sources.wishes(original.data, invocation.container_id, annotations=not restoring or not untouched)
+    with story.phase("spec"):
+        found = spec.read(invocation.config)
+        if found is None:
+            return
+        original = spec.original(found)
+        story.engine = engine.of(original.data, invocation.root)
+        story.name = engine.container_name(story.engine, original.data, invocation.container_id, os.getppid())
+        restoring = invocation.subcommand == "restore"
+        untouched = original is found
+        wishes = sources.wishes(original.data, invocation.container_id, annotations=not restoring or not untouched)
     if untouched and not wishes and not sources.unlimited(original.data) and not lowlevel.is_nvidia_runtime(link):
         return
     from runtime_wrapper import pipeline  # here, because most containers ask for no GPU and need none of it
 
-    pipeline.prepare(pipeline.Start(runtime_name, link, invocation, found, original), wishes)
+    pipeline.prepare(pipeline.Start(link, invocation, found, original, story), wishes)
 
 
-def _refuse_or_let_pass(error: GpulatchError, runtime_name: str, invocation: Invocation | None) -> None:
+def _story(runtime_name: str, link: str, call: Invocation) -> Story:
+    return Story(call.container_id, call.root, call.bundle, runtime_name, os.path.basename(link))
+
+
+def _refuse_or_let_pass(
+    error: GpulatchError, runtime_name: str, invocation: Invocation | None, story: Story | None
+) -> None:
     """In observe mode nothing that gpulatch thinks or gets wrong keeps a container from starting."""
     from runtime_wrapper import settings  # here, because most calls neither ask for a GPU nor fail
 
@@ -67,12 +80,15 @@ def _refuse_or_let_pass(error: GpulatchError, runtime_name: str, invocation: Inv
     except GpulatchError:
         observing = False
     if not observing:
-        _refuse(error, invocation)
-    if invocation and invocation.log:
-        report.warning(error, invocation.log, invocation.log_format, "observe mode: let pass")
+        _refuse(error, invocation, story)
+    if story:
+        story.kind, story.error = events.PASSED, error
 
 
-def _refuse(error: GpulatchError, invocation: Invocation | None) -> NoReturn:
+def _refuse(error: GpulatchError, invocation: Invocation | None, story: Story | None) -> NoReturn:
+    if story:
+        story.kind, story.error = events.REFUSED, error
+        events.append([story.to_json()])
     if invocation:
         report.refusal(error, invocation.log, invocation.log_format)
     else:

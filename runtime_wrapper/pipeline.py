@@ -6,18 +6,19 @@ claim ends with it.
 """
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from runtime_wrapper import (
     argv,
+    changes,
     clock,
     devices,
-    docker,
     edits,
+    events,
     lowlevel,
     placement,
     policy,
-    report,
     settings,
     snapshot,
     sources,
@@ -25,9 +26,12 @@ from runtime_wrapper import (
     trust,
 )
 from runtime_wrapper.argv import Invocation
-from runtime_wrapper.claim import Claim, devices_of
+from runtime_wrapper.book import Book
+from runtime_wrapper.claim import Claim, devices_by_minor, devices_of
 from runtime_wrapper.edits import Grant
 from runtime_wrapper.errors import GpulatchError, HeldDeviceError, RestoreError
+from runtime_wrapper.events import Story
+from runtime_wrapper.inventory import Inventory
 from runtime_wrapper.ledger import Ledger
 from runtime_wrapper.placement import Offer, Rules
 from runtime_wrapper.proc import Process
@@ -39,24 +43,21 @@ from runtime_wrapper.spec import Spec
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One container being started: `found` is its spec, `original` the engine's, the same unless gpulatch edited it."""
+    """One container being started: `found` is its spec, `original` the engine's, the same unless gpulatch edited it.
 
-    runtime_name: str
+    `story` is what the event log will say of it.
+    """
+
     link: str
     invocation: Invocation
     found: Spec
     original: Spec
+    story: Story
 
     @property
     def delegate(self) -> bool:
         """Whether NVIDIA's own runtime comes next."""
         return lowlevel.is_nvidia_runtime(self.link)
-
-    @property
-    def name(self) -> str | None:
-        """What people call the container."""
-        data = self.original.data
-        return docker.container_name(data, self.invocation.container_id) or spec.container_name(data)
 
 
 def prepare(start: Start, wishes: Sequence[Wish]) -> None:
@@ -64,30 +65,45 @@ def prepare(start: Start, wishes: Sequence[Wish]) -> None:
 
     Raises GpulatchError when the container must not start.
     """
-    try:
-        rules = settings.load(start.runtime_name)
-    except GpulatchError:
-        if wishes:
-            raise
-        rules = Settings()  # a container without a request starts whatever is wrong with us
-    wanted = policy.choose(wishes, rules, privileged=sources.privileged(start.original.data))
+    story = start.story
+    with story.phase("settings"):
+        try:
+            rules = settings.load(story.runtime)
+        except GpulatchError as error:
+            if wishes:
+                raise
+            story.notes.append(str(error))
+            rules = Settings()  # a container without a request starts whatever is wrong with us
+    story.mode = rules.mode
+    choice = policy.choose(wishes, rules, privileged=sources.privileged(start.original.data))
+    for heard in choice.heard:
+        story.heard(heard.wish.source, heard.wish.place, heard.wish.text, heard.verdict)
+    wanted = choice.request()
     if wanted is None:
         _without_request(start, rules)
-    elif rules.mode == settings.OBSERVE:
+        return
+    story.request, story.policy = wanted.text, wanted.policy
+    if rules.mode == settings.OBSERVE:
         _observe(start, wanted, rules)
+        story.kind = events.OBSERVED
     else:
         _give(start, wanted, rules)
+        story.kind = events.GRANTED
 
 
 def _give(start: Start, wanted: Request, rules: Settings) -> None:
     _require_usable(start, wanted)
     _heed_exclusive_holders(start, rules)
     claim = None
-    offer = Offer((), wanted.policy, ())
+    offer = Offer((), wanted.policy, ("no GPU, by the container's own wish",))
     if not wanted.none:
         claim, offer = _book(start, wanted, rules, observed=False)
-    edited = edits.apply(start.original.data, _grant(offer, start))
-    spec.write(start.original, edited, claim.token if claim else None)
+    _tell(offer, start.story)
+    with start.story.phase("edit"):
+        edited = edits.apply(start.original.data, _grant(offer, start))
+        start.story.edits = changes.between(start.original.data, edited)
+    with start.story.phase("write"):
+        spec.write(start.original, edited, claim.token if claim else None, claim.record() if claim else "")
 
 
 def _observe(start: Start, wanted: Request, rules: Settings) -> None:
@@ -96,7 +112,13 @@ def _observe(start: Start, wanted: Request, rules: Settings) -> None:
     if start.found is not start.original:
         spec.put_back(start.original)
     if not wanted.none:
-        _book(start, wanted, rules, observed=True)
+        _, offer = _book(start, wanted, rules, observed=True)
+        _tell(offer, start.story)
+
+
+def _tell(offer: Offer, story: Story) -> None:
+    story.policy, story.reasons = offer.policy, offer.reasons
+    story.devices = [device.to_json() for device in devices_of(offer.gpus)]
 
 
 def _without_request(start: Start, rules: Settings) -> None:
@@ -108,7 +130,9 @@ def _without_request(start: Start, rules: Settings) -> None:
         return
     data = start.original.data
     if (start.delegate or edits.has_nvidia_hook(data)) and sources.nvidia_would_act(data):
-        spec.write(start.original, edits.silence_nvidia(data), None)
+        silenced = edits.silence_nvidia(data)
+        spec.write(start.original, silenced, None)
+        start.story.edits = changes.between(data, silenced)
 
 
 def _heed_exclusive_holders(start: Start, rules: Settings) -> None:
@@ -124,14 +148,13 @@ def _heed_exclusive_holders(start: Start, rules: Settings) -> None:
     held = [claim for claim in claims if claim.policy == EXCLUSIVE and not claim.observed]
     if not held:
         return
-    call = start.invocation
+    name = start.story.name or start.invocation.container_id
     why = f"its device rules open every GPU, also those that container {held[0].container} holds exclusively"
     hint = "start it without --privileged or a wildcard rule"
-    error = HeldDeviceError(f"container {start.name or call.container_id}", "linux.resources.devices", why, hint)
+    error = HeldDeviceError(f"container {name}", "linux.resources.devices", why, hint)
     if rules.unlimited_devices == "refuse" and rules.mode != settings.OBSERVE:
         raise error
-    if call.log:
-        report.warning(error, call.log, call.log_format, "reported only, as the settings have it")
+    start.story.notes.append(f"{error} [reported only, as the settings have it]")
 
 
 def _grant(offer: Offer, start: Start) -> Grant:
@@ -154,32 +177,42 @@ def _require_usable(start: Start, wanted: Request) -> None:
 
 def _book(start: Start, wanted: Request, rules: Settings, *, observed: bool) -> tuple[Claim, Offer]:
     """Choose and book the GPUs; the machine is looked at before the lock is taken, never under it."""
-    ledger = Ledger()
+    ledger, story, call = Ledger(), start.story, start.invocation
     ledger.prepare()
-    inventory = snapshot.load()
-    name, call = start.name, start.invocation
-    with ledger.locked() as book:
-        book.refuse_live(call.container_id, call.root)
-        book.refuse_shared_spec(call.config)
-        before = book.had_before(call.container_id, call.root, inventory)
-        offer = placement.choose(wanted, inventory, book.holders(inventory), placement_rules(rules), before)
-        claim = Claim(
-            id=call.container_id,
-            root=call.root,
-            bundle=call.bundle,
-            config=call.config,
-            name=name,
-            runtime=start.runtime_name,
-            devices=devices_of(offer.gpus),
-            policy=offer.policy,
-            source=wanted.source,
-            request=wanted.text,
-            since=clock.now(),
-            holder=Process.current(),
-            observed=observed,
-        )
-        book.add(claim)
+    with story.phase("inventory"):
+        inventory = snapshot.load()
+    with ExitStack() as locked:
+        with story.phase("lock"):
+            book = locked.enter_context(ledger.locked(devices_by_minor(inventory)))
+        with story.phase("choose"):
+            offer = _choose(book, start, wanted, inventory, rules)
+            claim = Claim(
+                id=call.container_id,
+                root=call.root,
+                bundle=call.bundle,
+                config=call.config,
+                name=story.name,
+                engine=story.engine,
+                runtime=story.runtime,
+                devices=devices_of(offer.gpus),
+                policy=offer.policy,
+                source=wanted.source,
+                request=wanted.text,
+                since=clock.now(),
+                holder=Process.current(),
+                observed=observed,
+            )
+            book.add(claim)
+            ledger.remember_root(call.root)
     return claim, offer
+
+
+def _choose(book: Book, start: Start, wanted: Request, inventory: Inventory, rules: Settings) -> Offer:
+    call = start.invocation
+    book.refuse_live(call.container_id, call.root)
+    book.refuse_shared_spec(call.config)
+    before = book.had_before(call.container_id, call.root, inventory)
+    return placement.choose(wanted, inventory, book.holders(inventory), placement_rules(rules), before)
 
 
 def placement_rules(rules: Settings) -> Rules:

@@ -199,11 +199,12 @@ def _hinders(request: Request, gpu: Gpu, holders: Holders) -> Holder | None:
 
 
 def _is_free(gpu: Gpu, request: Request, holders: Holders) -> bool:
-    return request.policy == MONITOR or _only_monitors(holders.get(gpu.index, ()))
+    return request.policy == MONITOR or not _counting_holder(holders.get(gpu.index, ()))
 
 
-def _only_monitors(held: Sequence[Holder]) -> bool:
-    return all(holder.policy == MONITOR for holder in held)
+def _counting_holder(held: Sequence[Holder]) -> Holder | None:
+    """The first holder whose hold keeps a GPU from being free; one that only monitors does not."""
+    return next((holder for holder in held if holder.policy != MONITOR), None)
 
 
 def _near(gpu: Gpu, numa: int | None) -> bool:
@@ -223,8 +224,8 @@ def _not_enough(request: Request, named: Sequence[Gpu], inventory: Inventory, ho
         why = f"this host has {_counted(len(pool), 'whole GPU')}{near}{beside}"
         hint = f"ask for at most {len(pool)}" if pool else "see the GPUs with: gpulatch probe"
     else:
-        held = {gpu.index: holders.get(gpu.index, ()) for gpu in pool if not _only_monitors(holders.get(gpu.index, ()))}
-        shown = [f"GPU {index} by {holding[0].container}" for index, holding in held.items()]
+        held = {gpu.index: holder for gpu in pool if (holder := _counting_holder(holders.get(gpu.index, ())))}
+        shown = [f"GPU {index} by {holder.container}" for index, holder in held.items()]
         more = f" and {len(shown) - 4} more" if len(shown) > 4 else ""
         why = f"{len(pool) - len(held)} of {len(pool)}{near} are free, held: {', '.join(shown[:4])}{more}"
         hint = "stop one of the holders or ask for fewer (see: gpulatch claims)"

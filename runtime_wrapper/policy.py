@@ -5,6 +5,7 @@ ends the search, except that GPUs which the spec itself opens are a request what
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from runtime_wrapper import request
 from runtime_wrapper.errors import RequestError
@@ -15,33 +16,77 @@ from runtime_wrapper.sources import Wish
 _VARIABLES = ("gpulatch_gpus", "nvidia_visible_devices")
 _NODES = "nodes"
 
+COUNTS = "counts"
+VOID = "counts, and says that this is no GPU container"
+NOT_REACHED = "not reached: an earlier place counts"
 
-def choose(wishes: Sequence[Wish], settings: Settings, *, privileged: bool) -> Request | None:
-    """The request that counts, or None when none does. Raises RequestError."""
-    counting = [wish for wish in wishes if _counts(wish, settings, privileged)]
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """One wish and what became of it."""
+
+    wish: Wish
+    verdict: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What counts, None when nothing does, and every wish in the order in which they were heard."""
+
+    wanted: Request | None
+    heard: tuple[Heard, ...]
+    error: RequestError | None = None
+
+    def request(self) -> Request | None:
+        """The request that counts. Raises the RequestError that it makes."""
+        if self.error:
+            raise self.error
+        return self.wanted
+
+
+def choose(wishes: Sequence[Wish], settings: Settings, *, privileged: bool) -> Choice:
+    """The request that counts."""
     order = (*settings.sources, _NODES)
-    counting.sort(key=lambda wish: order.index(wish.source))
-    void = False
+    left_out = [Heard(wish, why) for wish in wishes if (why := _left_out(wish, settings, privileged))]
+    ignored = [heard.wish for heard in left_out]
+    counting = sorted((wish for wish in wishes if wish not in ignored), key=lambda wish: order.index(wish.source))
+    heard: list[Heard] = []
+    wanted, error, void = None, None, False
     for wish in counting:
-        wanted = request.parse(wish.text, wish.place) if not void or wish.source == _NODES else None
-        if wanted is not None:
-            _require_allowed(wanted, wish, settings)
-            return wanted
-        void = True
-    return None
+        if wanted or error or (void and wish.source != _NODES):
+            heard.append(Heard(wish, NOT_REACHED))
+            continue
+        try:
+            wanted = _request(wish, settings)
+        except RequestError as refused:
+            error = refused
+        void = not (wanted or error)
+        heard.append(Heard(wish, VOID if void else COUNTS))
+    return Choice(wanted, (*heard, *left_out), error)
 
 
-def _counts(wish: Wish, settings: Settings, privileged: bool) -> bool:
+def _request(wish: Wish, settings: Settings) -> Request | None:
+    """The request of a wish that counts, None for `void`. Raises RequestError."""
+    wanted = request.parse(wish.text, wish.place)
+    if wanted is not None:
+        _require_allowed(wanted, wish, settings)
+    return wanted
+
+
+def _left_out(wish: Wish, settings: Settings, privileged: bool) -> str | None:
+    """Why a wish does not count on this host; None when it does."""
     if wish.source == _NODES:
-        return True  # these GPUs are open anyway: not to book them would void what others hold
+        return None  # these GPUs are open anyway: not to book them would void what others hold
     if wish.source not in settings.sources:
-        return False
-    if wish.source in _VARIABLES and (
-        settings.accept_env == "never" or (settings.accept_env == "privileged" and not privileged)
-    ):
-        return False
+        return f"left out: the setting sources does not name {wish.source}"
+    if wish.source in _VARIABLES and settings.accept_env == "never":
+        return "left out: no variable counts here (accept_env = never)"
+    if wish.source in _VARIABLES and settings.accept_env == "privileged" and not privileged:
+        return "left out: variables count only with CAP_SYS_ADMIN (accept_env = privileged)"
     lone = wish.source == "nvidia_visible_devices" and set(request.tokens_of(wish.text.lower())) == {"all"}
-    return not (lone and settings.lone_all == "none")
+    if lone and settings.lone_all == "none":
+        return "left out: all by itself is the image's (lone_all = none)"
+    return None
 
 
 def _require_allowed(wanted: Request, wish: Wish, settings: Settings) -> None:

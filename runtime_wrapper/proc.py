@@ -23,11 +23,21 @@ class Process:
     @classmethod
     def current(cls) -> Self:
         """The calling process; its identity survives exec."""
-        pid = os.getpid()
-        fields = _stat_fields(pid)
-        if fields is None:
+        found = cls.of(os.getpid())
+        if found is None:
             raise RuntimeError("/proc does not show the calling process")
-        return cls(pid, int(fields[19]))
+        return found
+
+    @classmethod
+    def of(cls, pid: int) -> Self | None:
+        """The process that has a pid now, or None."""
+        fields = _stat_fields(pid)
+        return cls(pid, int(fields[19])) if fields else None
+
+    def parent(self) -> int | None:
+        """The pid of its parent, or None when it is gone."""
+        fields = _stat_fields(self.pid)
+        return int(fields[1]) if fields and int(fields[19]) == self.start else None
 
     def to_json(self) -> dict[str, int]:
         """The process as JSON values."""

@@ -19,16 +19,11 @@ def refusal(error: GpulatchError, log: str | None, log_format: str) -> None:
     """Report a refusal. A log that cannot be written changes nothing: stderr still says it."""
     line = str(error)
     if log:
-        _append(log, _record("error", line, log_format))
+        _append(log, _record(line, log_format))
     try:
         os.write(STDERR, line.encode(errors="backslashreplace") + b"\n")
     except OSError:
         return  # nobody listens; the exit code still tells
-
-
-def warning(error: GpulatchError, log: str, log_format: str, remark: str) -> None:
-    """Note in the engine's log what is let pass; stderr belongs to the container that starts."""
-    _append(log, _record("warning", f"{error} [{remark}]", log_format))
 
 
 def unexpected(error: Exception) -> GpulatchError:
@@ -54,10 +49,10 @@ def unexpected(error: Exception) -> GpulatchError:
     return InternalError("internal error", where, f"{type(error).__name__}: {error}", "report it with that file")
 
 
-def _record(level: str, line: str, log_format: str) -> bytes:
+def _record(line: str, log_format: str) -> bytes:
     if log_format == "json":
-        return (json.dumps({"level": level, "msg": line, "time": clock.now()}) + "\n").encode()
-    return f"time={json.dumps(clock.now())} level={level} msg={json.dumps(line)}\n".encode()
+        return (json.dumps({"level": "error", "msg": line, "time": clock.now()}) + "\n").encode()
+    return f"time={json.dumps(clock.now())} level=error msg={json.dumps(line)}\n".encode()
 
 
 def _append(path: str, record: bytes) -> None:

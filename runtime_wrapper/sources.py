@@ -46,6 +46,14 @@ def unlimited(data: spec.Json) -> bool:
     return any(_opens(rule) and _is_wild(rule) for rule in _device_rules(data))
 
 
+def opened(data: spec.Json) -> list[int]:
+    """Minors of the GPUs that the spec opens one by one: the rule counts, whatever node or mount stands beside it."""
+    if unlimited(data):
+        return []
+    minors = (rule.get("minor") for rule in _device_rules(data) if _opens(rule) and rule.get("major") == GPU_MAJOR)
+    return [minor for minor in minors if isinstance(minor, int) and 0 <= minor <= LAST_GPU_MINOR]
+
+
 def privileged(data: spec.Json) -> bool:
     """Whether the container may hold CAP_SYS_ADMIN, as NVIDIA's runtime decides it."""
     bounding = spec.section(data, "process", "capabilities").get("bounding")
@@ -74,12 +82,7 @@ def _from_variable(name: str) -> Callable[[spec.Json, str], str | None]:
 
 
 def _from_nodes(data: spec.Json, container_id: str) -> str | None:
-    """GPUs that the spec itself opens one by one: the rule counts, whatever node or mount stands beside it."""
-    if unlimited(data):
-        return None
-    minors = (rule.get("minor") for rule in _device_rules(data) if _opens(rule) and rule.get("major") == GPU_MAJOR)
-    gpus = (minor for minor in minors if isinstance(minor, int) and 0 <= minor <= LAST_GPU_MINOR)
-    return ",".join(f"/dev/nvidia{minor}" for minor in gpus)
+    return ",".join(f"/dev/nvidia{minor}" for minor in opened(data))
 
 
 def _device_rules(data: spec.Json) -> list[spec.Json]:

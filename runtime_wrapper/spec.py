@@ -19,7 +19,7 @@ WHAT = "container spec"
 ORIGINAL_MARK = "gpulatch.io/original"
 EDITED_MARK = "gpulatch.io/edited"
 CLAIM_MARK = "gpulatch.io/claim"
-MAX_NAME = 128  # the name is kept in the ledger and quoted to others
+RECORD_MARK = "gpulatch.io/record"
 
 # A text without any of these asks for no GPU by name. Device rules may still open some, but only of a spec that the
 # low-level runtime can read; what is wrong with any other is for it to say.
@@ -94,15 +94,16 @@ def original(spec: Spec) -> Spec:
     return Spec(spec.path, kept.raw, kept.data, spec.distrust or kept.distrust) if kept else spec
 
 
-def write(spec: Spec, edited: Json, claim_token: str | None) -> None:
+def write(spec: Spec, edited: Json, claim_token: str | None, record: str = "") -> None:
     """Replace the spec's file by `edited` in one step, keeping the original beside it first.
 
-    `claim_token` marks the container of this claim: the low-level runtime keeps annotations in its state. Not synced to
-    disk: after a power failure the container is gone anyway. Raises SpecError, nothing half-written.
+    `claim_token` marks the container of this claim, and `record` is what the ledger says of it: the low-level runtime
+    keeps annotations in its state, so that a lost ledger can be written anew. Not synced to disk: after a power failure
+    the container is gone anyway. Raises SpecError, nothing half-written.
     """
     marks = {ORIGINAL_MARK: _sha256(spec.raw)}
     if claim_token:
-        marks[CLAIM_MARK] = claim_token
+        marks |= {CLAIM_MARK: claim_token, RECORD_MARK: record}
     edited = {**edited, "annotations": {**section(edited, "annotations"), **marks}}
     edited["annotations"][EDITED_MARK] = _digest_without_mark(edited)
     kept_name = os.path.basename(original_path(spec.path))
@@ -115,6 +116,15 @@ def write(spec: Spec, edited: Json, claim_token: str | None) -> None:
             if not was_kept:
                 os.unlink(kept_name, dir_fd=directory)
             raise
+
+
+def is_original(path: str, digest: str | None) -> bool:
+    """Whether the kept original of the spec at `path` has the digest of a spec's mark: gpulatch wrote that spec then.
+
+    Only root can write beside a spec, so no tenant's annotation makes this true. Raises UntrustedPathError, SpecError.
+    """
+    kept = read(original_path(path))
+    return kept is not None and kept.distrust is None and _sha256(kept.raw) == digest
 
 
 def put_back(spec: Spec) -> None:
@@ -156,16 +166,6 @@ def environment(data: Json) -> dict[str, str]:
 def annotation(data: Json, name: str) -> str | None:
     """One annotation's text, None when absent or no text."""
     return _annotations(data).get(name)
-
-
-def container_name(data: Json) -> str | None:
-    """What people call this container, where its engine says so in the spec: `pod/container` under Kubernetes' CRI."""
-    container = annotation(data, "io.kubernetes.cri.container-name") or annotation(
-        data, "io.kubernetes.cri-o.ContainerName"
-    )
-    pod = annotation(data, "io.kubernetes.cri.sandbox-name")
-    name = f"{pod}/{container}" if pod and container else container
-    return name[:MAX_NAME] if name else None
 
 
 def section(data: Json, *names: str) -> Json:

@@ -5,16 +5,17 @@ from typing import Any
 
 import click
 
-from runtime_wrapper.claim import Claim
+from runtime_wrapper.claim import Claim, Device, devices_by_minor
+from runtime_wrapper.errors import GpulatchError
 from runtime_wrapper.ledger import Ledger
-from runtime_wrapper.operate import tables
+from runtime_wrapper.operate import probing, tables
 
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list of claims (schema claim.json).")
 def claims(as_json: bool) -> None:
     """Show the containers that hold GPUs now."""
-    found = Ledger().read().claims
+    found = Ledger().read(gpus()).claims
     if as_json:
         click.echo(json.dumps([to_json(claim) for claim in found], indent=2))
     elif found:
@@ -30,8 +31,16 @@ def claims(as_json: bool) -> None:
 @click.option("--force", is_flag=True, help="Also a live container's: it keeps its access, only the book forgets.")
 def release(container_id: str, root: str | None, force: bool) -> None:
     """Take a container's claim out of the book, by its id or how it begins; dead ones leave by themselves."""
-    claim = Ledger().release(container_id, root, force=force)
+    claim = Ledger().release(container_id, root, force=force, by_minor=gpus())
     click.echo(f"Released GPUs {_indices(claim)} of container {tables.printable(claim.container)}.")
+
+
+def gpus() -> dict[int, Device]:
+    """The host's GPUs by minor, as far as they can be seen: without a driver no container holds one."""
+    try:
+        return devices_by_minor(probing.look())
+    except GpulatchError:
+        return {}
 
 
 def to_json(claim: Claim) -> dict[str, Any]:
@@ -39,6 +48,7 @@ def to_json(claim: Claim) -> dict[str, Any]:
     return {
         "id": claim.id,
         "name": claim.name,
+        "engine": claim.engine,
         "root": claim.root,
         "runtime": claim.runtime,
         "devices": [{"index": device.index, "uuid": device.uuid, "pci": device.pci} for device in claim.devices],
@@ -46,7 +56,7 @@ def to_json(claim: Claim) -> dict[str, Any]:
         "source": claim.source,
         "request": claim.request,
         "since": claim.since,
-        "live": True,
+        "stage": claim.stage,
         "observed": claim.observed,
     }
 

@@ -11,10 +11,12 @@ from typing import Any
 import click
 
 from runtime_wrapper import argv, devices, edits, ledger, placement, policy, settings, sources, spec, trust
+from runtime_wrapper.book import Book
+from runtime_wrapper.claim import devices_by_minor
 from runtime_wrapper.edits import Grant
 from runtime_wrapper.errors import GpulatchError, SpecError
 from runtime_wrapper.inventory import Inventory
-from runtime_wrapper.ledger import Book, Ledger
+from runtime_wrapper.ledger import Ledger
 from runtime_wrapper.operate import probing, tables
 from runtime_wrapper.pipeline import placement_rules
 from runtime_wrapper.placement import Offer
@@ -112,7 +114,7 @@ def _resolve(
     result.edited = original.data
     rules = Settings() if machine else settings.load(runtime_name)
     wishes = sources.wishes(original.data, container_id or "")
-    result.wanted = wanted = policy.choose(wishes, rules, privileged=sources.privileged(original.data))
+    result.wanted = wanted = policy.choose(wishes, rules, privileged=sources.privileged(original.data)).request()
     if wanted is None:
         return
     if wanted.none:
@@ -129,7 +131,7 @@ def _choose(
     wanted: Request, container_id: str | None, machine: str | None, ledger_file: str | None, rules: Settings
 ) -> Offer:
     inventory = _inventory(machine)
-    book = _book(machine, ledger_file)
+    book = _book(machine, ledger_file, inventory)
     if container_id is not None:
         argv.require_id(container_id)
     for claim in book.find(container_id) if container_id else ():
@@ -148,10 +150,10 @@ def _inventory(machine: str | None) -> Inventory:
     return machine_files.read(machine) if machine else probing.look()
 
 
-def _book(machine: str | None, ledger_file: str | None) -> Book:
+def _book(machine: str | None, ledger_file: str | None, inventory: Inventory) -> Book:
     if ledger_file:
-        return ledger.parse(trust.read_anyhow(ledger_file, "ledger"), ledger_file, "give a ledger file")
-    return Book([]) if machine else Ledger().read()
+        return ledger.parse(trust.read_anyhow(ledger_file, "ledger"), ledger_file)
+    return Book([]) if machine else Ledger().read(devices_by_minor(inventory))
 
 
 def _tell(result: Result) -> None:

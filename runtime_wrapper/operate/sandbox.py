@@ -1,8 +1,9 @@
 """Runs a command as root in a host of its own: `python3 -m runtime_wrapper.operate.sandbox -- CMD ARG...`.
 
 The command gets new mount, pid, network, IPC and cgroup namespaces: its own cgroup v2 tree at /sys/fs/cgroup (also on
-a host whose controllers are bound to v1), fresh /proc, /sys and /run, a private /dev, and only the interface lo. Other
-files, /tmp among them, are the host's. runc and container engines run inside. `GPULATCH_SANDBOX=1` marks the inside.
+a host whose controllers are bound to v1), fresh /proc, /sys, /run and /var/log, a private /dev, and only the interface
+lo. Other files, /tmp among them, are the host's. runc and container engines run inside. `GPULATCH_SANDBOX=1` marks the
+inside.
 
 Everything that the command started ends with it, and its cgroups are removed, also when this process is killed: a
 janitor process waits for the end of a pipe that only this process holds open. Not guaranteed: a process in state D.

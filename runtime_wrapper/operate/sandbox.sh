@@ -47,6 +47,7 @@ inside() {
   mount -t sysfs sys /sys || fail "cannot mount /sys"
   own_cgroups || fail "cannot mount a cgroup2 tree at /sys/fs/cgroup"
   mount -t tmpfs -o mode=755 none /run && mkdir -m 1777 /run/lock || fail "cannot mount /run"
+  [ ! -d /var/log ] || mount -t tmpfs -o mode=755 none /var/log || fail "cannot mount /var/log"
   own_dev || fail "cannot make a private /dev"
   ip link set lo up || fail "cannot bring up the interface lo; install iproute2"
   "$@"

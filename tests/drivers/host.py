@@ -17,6 +17,7 @@ RUNTIME = str(PRIVATE / "bin/gpulatch-runtime")
 DGX_A100 = CHECKOUT / "runtime_wrapper/operate/machines/dgx_a100.json"
 STATE = Path("/run/gpulatch")
 ROOT = "/run/test-runc"
+LOG = Path("/var/log/gpulatch/events.jsonl")
 TIMEOUT_S = 60.0
 
 Done = subprocess.CompletedProcess[str]
@@ -33,6 +34,7 @@ class Host:
             self.run(["runc", "--root", ROOT, "delete", "--force", container])
         shutil.rmtree(STATE, ignore_errors=True)
         shutil.rmtree(ROOT, ignore_errors=True)
+        shutil.rmtree(LOG.parent, ignore_errors=True)
         simulated_host.tear_down()
 
     def containers(self) -> list[str]:
@@ -76,6 +78,12 @@ class Host:
         assert done.returncode == 0, done.stderr
         found: list[dict[str, Any]] = json.loads(done.stdout)
         return found
+
+    def events(self, container: str | None = None) -> list[dict[str, Any]]:
+        """The event log, oldest first, or one container's part of it."""
+        lines = LOG.read_text().splitlines() if LOG.exists() else []
+        found: list[dict[str, Any]] = [json.loads(line) for line in lines]
+        return [event for event in found if container in (None, (event["container"] or {}).get("id"))]
 
     def held(self) -> dict[str, list[int]]:
         """GPU indices by container id."""

@@ -138,18 +138,6 @@ def test_a_state_directory_that_is_not_ours(host: Host, bundle: Bundle, kind: st
     assert bundle.config.read_bytes() == before
 
 
-def test_a_damaged_ledger_says_how_to_recover_and_that_way_works(host: Host, bundle: Bundle) -> None:
-    state = Path("/run/gpulatch")
-    state.mkdir(mode=0o700)
-    (state / "ledger.json").write_text('{"claims": [')
-    bundle.asking_for("any:1")
-    line = refused(host.start(bundle.path, "c1"), "ledger, /run/gpulatch/ledger.json", "is damaged")
-    recipe = line.partition("then run: ")[2].rpartition(" (GL-")[0]
-    assert host.run(["sh", "-c", recipe]).returncode == 0
-    assert host.start(bundle.path, "c1").returncode == 0
-    assert host.held() == {"c1": [0]}
-
-
 def test_a_rootless_caller(host: Host, bundle: Bundle, tmp_path: Path) -> None:
     bundle.asking_for("any:1").config.chmod(0o644)
     subprocess.run(["cp", "-r", str(PRIVATE), str(tmp_path / "private")], check=True)

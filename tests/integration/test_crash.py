@@ -64,7 +64,7 @@ def test_a_kill_at_any_state_changing_call_leaves_everything_whole(host: Host, t
         else:
             assert written == bundle.spec
         ledger = json.loads(Path("/run/gpulatch/ledger.json").read_text())
-        assert ledger["schema"] == "gpulatch-ledger/1"
+        assert ledger["schema"] == "gpulatch-ledger/2"
         again = host.run([RUNTIME, "--root", "/run/test-runc", "run", "--bundle", str(ended(bundle).path), "again"])
         assert again.returncode == 0, (name, number, again.stderr)
 

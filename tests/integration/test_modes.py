@@ -1,6 +1,5 @@
 """Modes other than enforcing by ourselves: observe, switched off, delegate to NVIDIA's runtime."""
 
-import json
 import os
 from pathlib import Path
 
@@ -36,20 +35,20 @@ def test_observed_claims_never_block(host: Host, tmp_path: Path) -> None:
     assert {claim["id"]: claim["observed"] for claim in host.claims()} == {"a": True, "b": False}
 
 
-def test_what_observe_would_refuse_starts_and_is_noted_in_the_log(host: Host, bundle: Bundle, tmp_path: Path) -> None:
+def test_what_observe_would_refuse_starts_and_is_an_event(host: Host, bundle: Bundle, tmp_path: Path) -> None:
     observe()
     log = tmp_path / "log.json"
     bundle.asking_for("any:99")
     options = ["--log", str(log), "--log-format", "json"]
     done = host.runtime(*options, "run", "--detach", "--bundle", str(bundle.path), "c1")
     assert (done.returncode, done.stderr) == (0, "")
-    record = json.loads(log.read_text())
-    assert record["level"] == "warning"
-    assert "99 free GPUs" in record["msg"]
-    assert "observe mode: let pass" in record["msg"]
+    assert not log.exists() or log.read_text() == ""
+    (event,) = host.events("c1")
+    assert (event["kind"], event["error"]["code"]) == ("passed", "GL-4001")
+    assert "99 free GPUs" in event["error"]["message"]
 
 
-@pytest.mark.parametrize("fault", ["bad token", "foreign bundle", "no driver", "damaged ledger", "odd id"])
+@pytest.mark.parametrize("fault", ["bad token", "foreign bundle", "no driver", "lost state", "odd id"])
 def test_observe_lets_everything_pass(host: Host, bundle: Bundle, fault: str) -> None:
     observe()
     bundle.asking_for("rubbish" if fault == "bad token" else "any:1")
@@ -57,9 +56,8 @@ def test_observe_lets_everything_pass(host: Host, bundle: Bundle, fault: str) ->
         os.chown(bundle.path, 1000, 1000)
     elif fault == "no driver":
         host.run(["umount", "-l", "/proc/driver"])
-    elif fault == "damaged ledger":
-        Path("/run/gpulatch").mkdir(mode=0o700)
-        Path("/run/gpulatch/ledger.json").write_text("{")
+    elif fault == "lost state":
+        Path("/run/gpulatch").mkdir(mode=0o755)
     before = bundle.config.read_bytes()
     done = host.start(bundle.path, "c1" if fault != "odd id" else "a" * 1025)
     if fault == "odd id":  # a file name that long cannot be: runc says so

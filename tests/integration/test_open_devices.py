@@ -1,12 +1,11 @@
 """Containers whose spec opens GPUs by itself: one by one they are booked, all at once they are reported or refused."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from drivers.bundle import Bundle
-from drivers.host import Done, Host
+from drivers.host import Host
 
 pytestmark = pytest.mark.needs("sandbox", "root", "build", "runc")
 
@@ -23,17 +22,6 @@ def opening(folder: Path, name: str, *rules: dict[str, Any]) -> Bundle:
 
 def rule(minor: int) -> dict[str, Any]:
     return {"allow": True, "type": "c", "major": 195, "minor": minor, "access": "rwm"}
-
-
-def start_with_log(host: Host, bundle: Bundle, container: str, log: Path) -> Done:
-    options = ["--log", str(log), "--log-format", "json"]
-    return host.runtime(*options, "run", "--detach", "--bundle", str(bundle.path), container)
-
-
-def ours_in(log: Path) -> list[dict[str, str]]:
-    """gpulatch's records in an engine's log, in which runc writes too."""
-    records = [json.loads(line) for line in log.read_text().splitlines()]
-    return [record for record in records if record["msg"].startswith("gpulatch: ")]
 
 
 def settings(text: str) -> None:
@@ -59,15 +47,14 @@ def test_a_container_that_opens_everything_starts_untouched_and_is_reported(
 ) -> None:
     free = opening(tmp_path, "free", rule_)
     before = free.config.read_bytes()
-    assert start_with_log(host, free, "free", tmp_path / "free.log").returncode == 0
-    assert ours_in(tmp_path / "free.log") == []  # nobody holds anything: nothing to say
+    assert host.start(free.path, "free").returncode == 0
+    assert host.events("free")[0]["notes"] == []  # nobody holds anything: nothing to say
     assert host.start(Bundle(tmp_path, "holder").asking_for("any:1").path, "holder").returncode == 0
     late = opening(tmp_path, "late", rule_)
-    done = start_with_log(host, late, "late", tmp_path / "late.log")
+    done = host.start(late.path, "late")
     assert (done.returncode, done.stderr) == (0, "")
-    (record,) = ours_in(tmp_path / "late.log")
-    assert record["level"] == "warning"
-    assert "also those that container holder holds exclusively" in record["msg"]
+    (note,) = host.events("late")[0]["notes"]
+    assert "also those that container holder holds exclusively" in note
     assert free.config.read_bytes() == before
     assert late.files() == ["config.json"]
     assert list(host.held()) == ["holder"]

@@ -7,6 +7,7 @@ from drivers.samples import nvlink_host
 
 from runtime_wrapper import lock, pipeline, snapshot, spec, trust
 from runtime_wrapper.argv import Invocation
+from runtime_wrapper.events import Story
 from runtime_wrapper.inventory import Inventory
 from runtime_wrapper.ledger import Ledger
 from runtime_wrapper.request import parse
@@ -33,9 +34,11 @@ def test_the_machine_is_never_looked_at_under_the_lock(tmp_path: Path, monkeypat
     assert wanted
     invocation = Invocation("create", "c1", "/b", "/b/config.json", "/r", None, "text")
     original = spec.Spec("/b/config.json", b"{}", {})
-    start = pipeline.Start("name", "/usr/sbin/runc", invocation, original, original)
+    story = Story("c1", "/r", "/b", "name", "runc", engine="none")
+    start = pipeline.Start("/usr/sbin/runc", invocation, original, original, story)
     claim, offer = pipeline._book(start, wanted, Settings(), observed=False)
     assert looked == [True]
     assert [gpu.index for gpu in offer.gpus] == [0, 1]
     assert Ledger(str(state)).read().claims == [claim]
+    assert set(story.phases_ms) == {"python", "inventory", "lock", "choose"}
     assert trust.STATE_DIR == "/run/gpulatch"

@@ -249,3 +249,8 @@ def test_a_gpu_is_found_by_its_node() -> None:
     assert indices("/dev/nvidia3") == [2]  # the minor is not the index
     with pytest.raises(UnknownDeviceError):
         offer("nvidia77")
+
+
+def test_who_only_monitors_is_not_named_as_the_one_in_the_way() -> None:
+    with pytest.raises(NotEnoughGpusError, match=r"held: GPU 1 by trainer"):
+        indices("any:8", {1: [MONITOR, EXCLUSIVE], 2: [MONITOR]})

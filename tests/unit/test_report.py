@@ -54,12 +54,6 @@ def test_a_log_that_cannot_be_written_does_not_hide_the_refusal(
         assert (tmp_path / "target").read_text() == "keep"
 
 
-def test_observe_mode_notes_a_warning_in_the_log_only(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    report.warning(ERROR, str(tmp_path / "log"), "json", "observe mode: let pass")
-    assert json.loads((tmp_path / "log").read_text())["level"] == "warning"
-    assert capfd.readouterr().err == ""
-
-
 def test_a_tenants_text_cannot_break_the_line_or_change_dockers_exit_code() -> None:
     text = str(
         RequestError(quoted("a\nb\x1b[31m" + "x" * 500), "w", "No such file or directory: Permission denied", "h")

@@ -19,7 +19,7 @@ def spec(env: list[str] | None = None, annotations: dict[str, str] | None = None
 
 def find(data: dict[str, Any], *, annotations: bool = True, settings: Settings | None = None) -> Request | None:
     wishes = sources.wishes(data, "c1", annotations=annotations)
-    return policy.choose(wishes, settings or Settings(), privileged=sources.privileged(data))
+    return policy.choose(wishes, settings or Settings(), privileged=sources.privileged(data)).request()
 
 
 def must(data: dict[str, Any], settings: Settings | None = None) -> Request:

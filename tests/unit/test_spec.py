@@ -236,10 +236,6 @@ def test_a_failed_write_over_what_gpulatch_wrote_never_loses_the_original(
     assert spec.original(read(config)).raw == first.raw
 
 
-def test_a_long_name_is_cut() -> None:
-    assert len(str(spec.container_name({"annotations": {"io.kubernetes.cri.container-name": "x" * 10**6}}))) == 128
-
-
 def test_null_annotations_are_no_obstacle(config: Path) -> None:
     config.write_text(json.dumps({**ASKING, "annotations": None}))
     found = read(config)
@@ -258,19 +254,6 @@ def test_a_failed_write_changes_nothing(config: Path, monkeypatch: pytest.Monkey
         spec.write(found, dict(found.data), None)
     assert config.read_bytes() == found.raw
     assert os.listdir(config.parent) == ["config.json"]
-
-
-@pytest.mark.parametrize(
-    ("annotations", "name"),
-    [
-        ({"io.kubernetes.cri.container-name": "c", "io.kubernetes.cri.sandbox-name": "p"}, "p/c"),
-        ({"io.kubernetes.cri.container-name": "c"}, "c"),
-        ({"io.kubernetes.cri.sandbox-name": "p"}, None),
-        ({}, None),
-    ],
-)
-def test_containers_are_named_as_their_engine_names_them(annotations: dict[str, str], name: str | None) -> None:
-    assert spec.container_name({"annotations": annotations}) == name
 
 
 def test_the_original_is_kept_before_the_edited_spec_is_written(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:

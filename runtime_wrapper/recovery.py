@@ -1,0 +1,217 @@
+"""Containers that have GPUs whatever the ledger says: found by the low-level runtimes' own state, as claims.
+
+Hot: every create of a GPU container looks, before the ledger is locked. A container that gpulatch started carries its
+claim as an annotation, which its runtime keeps: with it a lost ledger is written anew as it was. Any other one that may
+open single GPUs (started under plain runc, or before gpulatch came) holds them shared. What a tenant could have written
+is believed only so far as the runtime's device rules, or root's own files, bear it out. Raises OSError where it cannot
+be told.
+"""
+
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from runtime_wrapper import argv, engine, proc, runtime_state, sources, spec
+from runtime_wrapper.claim import Claim, Device
+from runtime_wrapper.errors import GpulatchError
+from runtime_wrapper.proc import Process
+from runtime_wrapper.request import SHARED
+from runtime_wrapper.runtime_state import RuntimeState
+
+FOUND = "device rules of the running container"
+FOUND_NODES = "NVIDIA's hook in the running container"
+
+# Where the runtimes keep their state by default, and where engines tell them to; `*` is any one folder.
+ROOTS = (
+    "/run/runc",
+    "/run/crun",
+    "/run/user/0/crun",
+    "/run/containerd/runc/*",
+    "/run/docker/runtime-*/*",
+)
+
+# What reading a text that is no record of ours raises.
+_NO_RECORD = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+
+_MAY_HAVE_GPUS = re.compile(rb'"major"\s*:\s*195\b|nvidia-container-|gpulatch\.io/record')
+_INTERPRETER_WORDS = 4  # a low-level runtime may be a script: interpreter, its options, then the link
+_NODE = re.compile(r"nvidia([0-9]{1,3})")
+_NVIDIA_HOOK = "nvidia-container-"  # nvidia-container-runtime-hook, nvidia-container-toolkit, -cli below containerd
+
+
+def is_default_root(root: str) -> bool:
+    """Whether `running` looks at a state root without being told."""
+    return any(_fits(root, pattern) for pattern in ROOTS)
+
+
+def running(by_minor: Mapping[int, Device], more_roots: tuple[str, ...] = ()) -> list[Claim]:
+    """A claim for each running container that may open GPUs; `by_minor` are the host's GPUs.
+
+    Without those only containers are told that gpulatch started.
+    """
+    found = []
+    for root in dict.fromkeys((*_default_roots(), *more_roots)):
+        for container_id in _folders(root):
+            state = runtime_state.read(root, container_id, _MAY_HAVE_GPUS.search)
+            if state and (claim := _claim(state, by_minor)):
+                found.append(claim)
+    return sorted(found, key=lambda claim: claim.since)
+
+
+def starting() -> list[Claim]:
+    """The claims of containers whose low-level runtime is at work and has written no state yet; slow, looks at all
+    processes. Such a process is the holder that its container's spec names."""
+    found = []
+    for pid in _folders("/proc"):
+        if pid.isdecimal() and (claim := _being_started(int(pid))):
+            found.append(claim)
+    return found
+
+
+def _claim(state: RuntimeState, by_minor: Mapping[int, Device]) -> Claim | None:
+    cgroup = state.cgroup
+    if not state.init.alive() and not (cgroup and cgroup.populated()):
+        return None
+    if recorded := _recorded(state):
+        return recorded
+    minors, source = sources.opened(state.spec), FOUND
+    if not minors and _has_nvidia_hook(state.spec):
+        minors, source = _nodes_inside(state.init.pid), FOUND_NODES
+    devices = tuple(dict.fromkeys(by_minor[minor] for minor in minors if minor in by_minor))
+    if not devices:
+        return None
+    name_of_engine = engine.of(state.spec, state.root)
+    return Claim(
+        id=state.id,
+        root=state.root,
+        bundle=state.bundle,
+        config=os.path.join(state.bundle, "config.json"),
+        name=engine.container_name(name_of_engine, state.spec, state.id, _parent(state.init)),
+        engine=name_of_engine,
+        runtime="",
+        devices=devices,
+        policy=SHARED,
+        source=source,
+        request=",".join(f"/dev/nvidia{minor}" for minor in dict.fromkeys(minors)),
+        since=state.created or "",
+        holder=state.init,
+        init=state.init,
+        cgroup=cgroup,
+    )
+
+
+def _recorded(state: RuntimeState) -> Claim | None:
+    """The claim that gpulatch wrote into the container's spec, unless it is another's or a tenant's invention."""
+    text = state.annotation(spec.RECORD_MARK)
+    if text is None:
+        return None
+    try:
+        claim = Claim.from_record(text, state.init, state.cgroup)
+    except _NO_RECORD:
+        return None
+    its_own = (claim.id, claim.root) == (state.id, state.root)
+    return claim if its_own and _written_by_us(claim, state.annotation(spec.ORIGINAL_MARK)) else None
+
+
+def _written_by_us(claim: Claim, digest: str | None) -> bool:
+    try:
+        return spec.is_original(claim.config, digest)
+    except GpulatchError:
+        return False
+
+
+def _being_started(pid: int) -> Claim | None:
+    """The claim of which a process is the holder, if it has become a low-level runtime of ours."""
+    words = [os.fsdecode(word) for word in (proc.read(f"/proc/{pid}/cmdline") or b"").split(b"\0")[:-1]]
+    links = [number for number, word in enumerate(words[:_INTERPRETER_WORDS]) if "/low-level/" in word]
+    if not links:
+        return None
+    try:
+        call = argv.parse(words[links[0] + 1 :], words[links[0]], os.readlink(f"/proc/{pid}/cwd"), _environment(pid), 0)
+        written = spec.read(call.config) if call else None
+        text = spec.annotation(written.data, spec.RECORD_MARK) if written else None
+        if call is None or written is None or text is None:
+            return None
+        claim = Claim.from_record(text, None, None)
+    except (GpulatchError, OSError, *_NO_RECORD):
+        return None  # it has ended meanwhile, or is no runtime of ours after all
+    its_own = claim.holder == Process.of(pid) and (claim.id, claim.config) == (call.container_id, call.config)
+    return claim if its_own and _written_by_us(claim, spec.annotation(written.data, spec.ORIGINAL_MARK)) else None
+
+
+def _environment(pid: int) -> dict[str, str]:
+    entries = (proc.read(f"/proc/{pid}/environ") or b"").split(b"\0")
+    return dict(os.fsdecode(entry).partition("=")[::2] for entry in entries)
+
+
+def _has_nvidia_hook(data: spec.Json) -> bool:
+    """Whether NVIDIA's own hook gave the container its GPUs, past the runtime's rules."""
+    hooks = [hook for stage in ("prestart", "createRuntime") for hook in _list(spec.section(data, "hooks").get(stage))]
+    words = [word for hook in hooks for word in (hook.get("path"), *_list(hook.get("args"), str))]
+    return any(isinstance(word, str) and os.path.basename(word).startswith(_NVIDIA_HOOK) for word in words)
+
+
+def _list(value: object, kind: type = dict) -> list[Any]:
+    return [item for item in value if isinstance(item, kind)] if isinstance(value, list) else []
+
+
+def _nodes_inside(pid: int) -> list[int]:
+    """Minors of the GPU nodes in the /dev of a container that is not the host's own. Follows no link of the image."""
+    flags = os.O_PATH | os.O_CLOEXEC | os.O_DIRECTORY
+    try:
+        root = os.open(f"/proc/{pid}/root", flags)
+        try:
+            dev = os.open("dev", os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=root)
+        finally:
+            os.close(root)
+    except OSError:
+        return []  # gone meanwhile, or no folder: nothing was given there
+    try:
+        if os.path.samestat(os.fstat(dev), os.stat("/dev")):
+            return []
+        return [minor for name in os.listdir(dev) if (minor := _gpu_minor(dev, name)) is not None]
+    finally:
+        os.close(dev)
+
+
+def _gpu_minor(folder: int, name: str) -> int | None:
+    if not _NODE.fullmatch(name):
+        return None
+    found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    is_gpu = stat.S_ISCHR(found.st_mode) and os.major(found.st_rdev) == sources.GPU_MAJOR
+    return os.minor(found.st_rdev) if is_gpu else None
+
+
+def _parent(process: Process) -> int:
+    return process.parent() or 0
+
+
+def _default_roots() -> Iterator[str]:
+    for pattern in ROOTS:
+        yield from _expanded(pattern)
+
+
+def _expanded(pattern: str) -> list[str]:
+    head, star, tail = pattern.partition("*")
+    if not star:
+        return [pattern]
+    folder, _, prefix = head.rpartition("/")
+    names = [name for name in _folders(folder) if name.startswith(prefix)]
+    return [path for name in names for path in _expanded(f"{folder}/{name}{tail}")]
+
+
+def _fits(root: str, pattern: str) -> bool:
+    parts = pattern.split("/")
+    return len(parts) == root.count("/") + 1 and all(
+        own.startswith(part.rstrip("*")) if part.endswith("*") else own == part
+        for own, part in zip(root.split("/"), parts, strict=True)
+    )
+
+
+def _folders(path: str) -> list[str]:
+    try:
+        return os.listdir(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
