@@ -5,7 +5,7 @@ lists the settings with their reasons and says how they are read.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from runtime_wrapper import trust
@@ -26,7 +26,8 @@ class Settings:
     up with shared ones. `all_when_held`: `all` means the rest when some are held, or is refused. `accept_env`: whose
     variables count. `allow_exclusive_from`, `allow_monitor_from`: the sources that may ask for those policies.
     `unlimited_devices`: a container that may open every device is reported, or refused, while another holds a GPU
-    exclusively. `driver_files` and `numa_pin` have one value yet.
+    exclusively. `driver_files` and `numa_pin` have one value yet. `note`, which is no setting, is what an event may say
+    about how they were read.
     """
 
     mode: str = ENFORCE
@@ -40,15 +41,20 @@ class Settings:
     unlimited_devices: str = "report"
     driver_files: str = "auto"
     numa_pin: str = "off"
+    note: str | None = field(default=None, compare=False)
 
 
-def load(runtime_name: str, directory: str = DIRECTORY) -> Settings:
-    """The settings for a runtime name; defaults where nothing is said. Raises SettingsError, UntrustedPathError."""
+def load(runtime_name: str, directory: str = DIRECTORY, state_dir: str = trust.STATE_DIR) -> Settings:
+    """The settings for a runtime name; defaults where nothing is said.
+
+    Raises SettingsError, UntrustedPathError. The compiled settings in `state_dir`, which is not made, save time and
+    change nothing else.
+    """
     try:
         fd = trust.open_directory(directory, "settings directory")
     except FileNotFoundError:
         return Settings()
-    from runtime_wrapper import settings_folder  # here, because most hosts have no settings
+    from runtime_wrapper import settings_cache, settings_folder  # here, because most hosts have no settings
 
     with settings_folder.Folder(fd, directory) as folder:
         if folder.problem:
@@ -56,14 +62,21 @@ def load(runtime_name: str, directory: str = DIRECTORY) -> Settings:
         stamps = folder.stamps()
     if not stamps:
         return Settings()
+    compiled, remark = settings_cache.load(state_dir, stamps)
+    if compiled is not None:
+        return _of(runtime_name, compiled)
     from runtime_wrapper import settings_reading  # here, because it imports the reading of TOML, which is slow
 
     found = settings_reading.read(directory)
     if found.problems:
         raise found.problems[0]
-    return _of(runtime_name, found.values)
+    sections = found.values
+    if found.stamps is not None:
+        settings_cache.store(state_dir, found.stamps, sections)
+    note = f"compiled settings were {remark}: read anew from {', '.join(found.files)}" if remark else None
+    return _of(runtime_name, sections, note)
 
 
-def _of(runtime_name: str, sections: Mapping[str, dict[str, Any]]) -> Settings:
+def _of(runtime_name: str, sections: Mapping[str, dict[str, Any]], note: str | None = None) -> Settings:
     values = sections.get("defaults", {}) | sections.get(f"runtime.{runtime_name}", {})
-    return Settings(**values)
+    return Settings(**values, note=note)

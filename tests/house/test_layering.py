@@ -18,7 +18,7 @@ LAYERS = (
     ("docker", "probe.checked", "probe.nvlink", "probe.procfs"),
     ("sources", "search", "devices", "probe.sysfs", "probe.nodes", "probe.gpu_rules"),
     ("settings_values", "settings_folder"),
-    ("settings_toml",),
+    ("settings_cache", "settings_toml"),
     ("settings_reading",),
     ("settings", "placement", "edits", "probe.machine"),
     ("policy", "ledger", "probe.host"),

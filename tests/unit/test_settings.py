@@ -16,7 +16,7 @@ pytestmark = pytest.mark.needs("root")
 def load(folder: Path, text: str | None = None, name: str = "gpulatch-runtime") -> settings.Settings:
     if text is not None:
         (folder / "config.toml").write_text(text)
-    return settings.load(name, str(folder))
+    return settings.load(name, str(folder), "/nonexistent")
 
 
 def test_without_a_file_or_directory_the_defaults_hold(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def write(folder: Path, **texts: str) -> Path:
 
 
 def load(folder: Path, name: str = "gpulatch") -> Settings:
-    return settings.load(name, str(folder))
+    return settings.load(name, str(folder), "/nonexistent")
 
 
 def test_a_drop_in_replaces_single_keys_of_the_file(tmp_path: Path) -> None:
