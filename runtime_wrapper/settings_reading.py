@@ -21,8 +21,8 @@ _ATTEMPTS = 3
 class Reading:
     """The files that count, their sections by name, and everything that is wrong with them.
 
-    `stamps` are those of the sources where they stand for exactly this content, else None: something changed while it
-    was read (`changing`), or so lately that another change might leave the stamps as they are.
+    `stamps` are those of the sources where they stand for exactly this content, else None: something is wrong with it,
+    changed while it was read (`changing`), or so lately that another change might leave the stamps as they are.
     """
 
     files: tuple[str, ...] = ()
@@ -66,7 +66,7 @@ def _read_once(directory: str) -> Reading:
         found, wrong = settings_toml.parse(raw, file)
         sections = _merged(sections, found)
         problems += wrong
-    exact = settled(stamps, begun_ns) and not changing
+    exact = settled(stamps, begun_ns) and not changing and not problems
     return Reading(tuple(texts), sections, tuple(problems), stamps if exact else None, changing)
 
 
