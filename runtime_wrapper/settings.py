@@ -1,36 +1,19 @@
-"""The administrator's settings of one runtime name, from `/etc/gpulatch/config.toml`.
+"""The administrator's settings of one runtime name, from `/etc/gpulatch/config.toml` and its drop-ins.
 
-Read only once a container asks for a GPU: a broken file never stops another container. `[defaults]` holds for every
-runtime name, `[runtime.NAME]` for one. `docs/files.md` lists the settings with their reasons.
+Hot, and read only once a container asks for a GPU: a broken file never stops another container. `docs/settings.md`
+lists the settings with their reasons and says how they are read.
 """
 
-import os
-import re
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from runtime_wrapper import trust
-from runtime_wrapper.errors import SettingsError, quoted
 from runtime_wrapper.sources import SOURCES
 
 DIRECTORY = "/etc/gpulatch"
-FILE = "config.toml"
-WHERE = f"{DIRECTORY}/{FILE}"
 
 ENFORCE, OBSERVE = "enforce", "observe"
-
-# What each setting can be, default first. `LISTS` hold sources.
-CHOICES: dict[str, tuple[str, ...]] = {
-    "mode": (ENFORCE, OBSERVE),
-    "lone_all": ("all", "none"),
-    "count_when_busy": ("refuse", "share"),
-    "all_when_held": ("rest", "refuse"),
-    "accept_env": ("always", "privileged", "never"),
-    "unlimited_devices": ("report", "refuse"),
-    "driver_files": ("auto",),
-    "numa_pin": ("off",),
-}
-LISTS = ("sources", "allow_exclusive_from", "allow_monitor_from")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +26,8 @@ class Settings:
     up with shared ones. `all_when_held`: `all` means the rest when some are held, or is refused. `accept_env`: whose
     variables count. `allow_exclusive_from`, `allow_monitor_from`: the sources that may ask for those policies.
     `unlimited_devices`: a container that may open every device is reported, or refused, while another holds a GPU
-    exclusively. `driver_files` and `numa_pin` have one value yet.
+    exclusively. `driver_files` and `numa_pin` have one value yet. `note`, which is no setting, is what an event may say
+    about how they were read.
     """
 
     mode: str = ENFORCE
@@ -57,73 +41,42 @@ class Settings:
     unlimited_devices: str = "report"
     driver_files: str = "auto"
     numa_pin: str = "off"
+    note: str | None = field(default=None, compare=False)
 
 
-def load(runtime_name: str, directory: str = DIRECTORY) -> Settings:
-    """The settings for a runtime name; defaults where nothing is said. Raises SettingsError, UntrustedPathError."""
+def load(runtime_name: str, directory: str = DIRECTORY, state_dir: str = trust.STATE_DIR) -> Settings:
+    """The settings for a runtime name; defaults where nothing is said.
+
+    Raises SettingsError, UntrustedPathError. The compiled settings in `state_dir`, which is not made, save time and
+    change nothing else.
+    """
     try:
         fd = trust.open_directory(directory, "settings directory")
     except FileNotFoundError:
         return Settings()
-    try:
-        raw = trust.read_file(fd, FILE, "settings file", WHERE)
-    except FileNotFoundError:
+    from runtime_wrapper import settings_cache, settings_folder  # here, because most hosts have no settings
+
+    with settings_folder.Folder(fd, directory) as folder:
+        if folder.problem:
+            raise folder.problem
+        stamps = folder.stamps()
+    if not stamps:
         return Settings()
-    finally:
-        os.close(fd)
-    return _parse(raw, runtime_name)
+    compiled, remark = settings_cache.load(state_dir, stamps)
+    if compiled is not None:
+        return _of(runtime_name, compiled)
+    from runtime_wrapper import settings_reading  # here, because it imports the reading of TOML, which is slow
+
+    found = settings_reading.read(directory)
+    if found.problems:
+        raise found.problems[0]
+    sections = found.values
+    if found.stamps is not None:
+        settings_cache.store(state_dir, found.stamps, sections)
+    note = f"compiled settings were {remark}: read anew from {', '.join(found.files)}" if remark else None
+    return _of(runtime_name, sections, note)
 
 
-def _parse(raw: bytes, runtime_name: str) -> Settings:
-    import tomllib  # here, because most hosts have no settings file and the import is slow
-
-    try:
-        data = tomllib.loads(raw.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingsError("settings", WHERE, f"not valid TOML ({error})", "mend that line") from error
-    _require_known(data, ("defaults", "runtime"), f"{WHERE}, top level")
-    runtimes = _table(data.get("runtime", {}), "runtime", runtime_name)
-    sections = {"defaults": data.get("defaults", {})} | {f"runtime.{name}": part for name, part in runtimes.items()}
-    values: dict[str, Any] = {}
-    for name, part in sections.items():
-        entries = _table(part, name, runtime_name).items()
-        checked = {key: _checked(key, value, f"{WHERE}{_line(raw, name, key)}, [{name}]") for key, value in entries}
-        values |= checked if name in ("defaults", f"runtime.{runtime_name}") else {}
-    return Settings(**values)
-
-
-def _table(value: Any, name: str, runtime_name: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise SettingsError(quoted(name), WHERE, "is not a table", f"write [runtime.{runtime_name}] or [defaults]")
-    return value
-
-
-def _line(raw: bytes, section: str, key: str) -> str:
-    """Where a key of a section stands, as messages say it; empty where it is written in another of TOML's ways."""
-    current = ""
-    for number, line in enumerate(raw.decode().splitlines(), start=1):
-        if header := re.match(r"\s*\[([^\[\]]+)\]", line):
-            current = re.sub(r"[\s\"']", "", header[1])
-        elif current == section and re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=", line):
-            return f" line {number}"
-    return ""
-
-
-def _checked(key: str, value: Any, where: str) -> str | tuple[str, ...]:
-    _require_known({key: value}, tuple(field.name for field in fields(Settings)), where)
-    if key in LISTS:
-        if isinstance(value, list) and all(isinstance(item, str) and item in SOURCES for item in value):
-            return tuple(dict.fromkeys(value))
-        why, hint = "is not a list of sources", f"use some of: {', '.join(SOURCES)}"
-    else:
-        if isinstance(value, str) and value in CHOICES[key]:
-            return value
-        why, hint = "is not a value of this setting", f"use one of: {', '.join(CHOICES[key])}"
-    raise SettingsError(f"{key} {quoted(value)}", where, why, hint)
-
-
-def _require_known(section: dict[str, Any], known: tuple[str, ...], where: str) -> None:
-    for key in section:
-        if key not in known:
-            hint = f"use one of: {', '.join(known)}"
-            raise SettingsError(f"key {quoted(key)}", where, "is not a setting", hint)
+def _of(runtime_name: str, sections: Mapping[str, dict[str, Any]], note: str | None = None) -> Settings:
+    values = sections.get("defaults", {}) | sections.get(f"runtime.{runtime_name}", {})
+    return Settings(**values, note=note)

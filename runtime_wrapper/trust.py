@@ -41,12 +41,22 @@ def open_directory(path: str, what: str) -> int:
         raise
     except OSError as error:
         raise _refused(what, path, f"cannot be opened ({errno_name(error)})", "make it a directory of root") from error
-    found = os.fstat(fd)
-    if _others_can_change(found):
-        os.close(fd)
-        hint = f"run: chown root {path} && chmod go-w {path}"
-        raise _refused(what, path, f"{_owner(found)}, others than root could change it", hint)
-    return fd
+    return _of_root(fd, what, path)
+
+
+def open_subdirectory(dir_fd: int, name: str, what: str, where: str) -> int:
+    """As `open_directory`, for a directory in one that is open; a symbolic link is refused.
+
+    Raises UntrustedPathError, FileNotFoundError when there is no such directory.
+    """
+    try:
+        fd = os.open(name, _DIRECTORY_FLAGS | os.O_NOFOLLOW, dir_fd=dir_fd)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        why = f"cannot be opened as a plain directory ({errno_name(error)})"
+        raise _refused(what, where, why, "put a directory of root there") from error
+    return _of_root(fd, what, where)
 
 
 def open_private_directory(path: str, what: str, *, create: bool) -> int:
@@ -140,6 +150,16 @@ def mentions_any(path: str, words: Sequence[bytes]) -> bool:
     except OSError:
         return True
     return False
+
+
+def _of_root(fd: int, what: str, path: str) -> int:
+    """The descriptor of a directory, closed and refused where others than root could change what is in it."""
+    found = os.fstat(fd)
+    if _others_can_change(found):
+        os.close(fd)
+        hint = f"run: chown root {path} && chmod go-w {path}"
+        raise _refused(what, path, f"{_owner(found)}, others than root could change it", hint)
+    return fd
 
 
 def _read_all(fd: int, what: str, where: str) -> bytes:

@@ -14,6 +14,7 @@ from runtime_wrapper.report import unexpected
 # command -> module that holds a click command of the same name, and its place in the help text
 COMMANDS = {
     "claims": "runtime_wrapper.operate.claims",
+    "config": "runtime_wrapper.operate.config",
     "demo": "runtime_wrapper.operate.demo",
     "probe": "runtime_wrapper.operate.probing",
     "release": "runtime_wrapper.operate.claims",

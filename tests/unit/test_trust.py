@@ -75,3 +75,24 @@ def test_descriptors_are_not_inherited_and_none_is_leaked_on_refusal(tmp_path: P
     fd = trust.open_directory(str(tmp_path), "directory")
     assert not os.get_inheritable(fd)
     os.close(fd)
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling link", "fifo", "file", "mode", "owner"])
+def test_a_directory_in_an_open_one_is_rooted_there_and_no_link(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "inner"
+    if kind in ("link", "dangling link"):
+        path.symlink_to("/etc" if kind == "link" else "nowhere")
+    elif kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "file":
+        path.write_text("")
+    else:
+        path.mkdir()
+        os.chmod(path, 0o775 if kind == "mode" else 0o755)
+        os.chown(path, 1000 if kind == "owner" else 0, 0)
+    outer = os.open(tmp_path, os.O_RDONLY)
+    with pytest.raises(UntrustedPathError, match="inner directory, /there/inner: "):
+        trust.open_subdirectory(outer, "inner", "inner directory", "/there/inner")
+    with pytest.raises(FileNotFoundError):
+        trust.open_subdirectory(outer, "nothing", "inner directory", "/there/nothing")
+    os.close(outer)
