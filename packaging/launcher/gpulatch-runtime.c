@@ -70,6 +70,10 @@ static const struct option crun_options[] = {
 
 static const char *const wrapped[] = {"create", "run", "restore", 0};
 
+/* Every launcher of every build holds this text, and is smaller than that: so one launcher knows another. */
+static const char pipeline[] = "/runtime_wrapper/main.py";
+#define LARGEST_LAUNCHER (64 * 1024)
+
 /* Long enough for a path as long as the kernel can name plus what is put behind it; the kernel refuses the rest. */
 struct text {
 	size_t end;
@@ -477,6 +481,7 @@ static long find_low_level(void)
 	static _Alignas(struct entry) char entries[4096];
 	long links = 0, size, fd = sys_open(directory.at, O_RDONLY | O_DIRECTORY);
 
+	is_off = false;
 	if (fd < 0)
 		return fd;
 	while ((size = kernel(__NR_getdents64, fd, (long)entries, sizeof entries, 0, 0)) > 0)
@@ -491,23 +496,57 @@ static bool same_file(const struct statx *a, const struct statx *b)
 	return a->stx_ino == b->stx_ino && a->stx_dev_major == b->stx_dev_major && a->stx_dev_minor == b->stx_dev_minor;
 }
 
-/* A launcher as target of a launcher would exec itself for ever. */
-static void refuse_a_launcher_as_target(void)
+/* Whether a file is a launcher, of another build and directory too. Only a file as small as one is read, which no
+   runtime is: runc and crun cost nothing here. */
+static bool is_launcher(const char *path, const struct statx *found)
 {
-	static struct text fd_path, target;
-	struct statx here, there;
-	long fd = sys_open(low_level.at, O_PATH); /* closed by exec */
+	static char content[LARGEST_LAUNCHER];
+	long fd, size = 0;
 
-	if (fd < 0)
-		fail("low-level runtime", low_level.at, "cannot be followed", fd, REINSTALL);
-	if (!kernel(__NR_statx, AT_FDCWD, (long)"/proc/self/exe", 0, STATX_INO, (long)&here) &&
-	    !kernel(__NR_statx, fd, (long)"", AT_EMPTY_PATH, STATX_INO, (long)&there) && same_file(&here, &there))
-		fail("low-level runtime", low_level.at, "leads back to the launcher", 0, REINSTALL);
-	add(&fd_path, "/proc/self/fd/");
-	add_number(&fd_path, fd, 1);
-	sys_readlink(fd_path.at, &target);
-	if (begins_with(target.at, bin.at, bin.end) && target.at[bin.end] == '/')
-		fail("low-level runtime", low_level.at, "leads to another launcher", 0, REINSTALL);
+	if ((found->stx_mode & S_IFMT) != S_IFREG || found->stx_size > sizeof content)
+		return false;
+	if ((fd = sys_open(path, O_RDONLY)) < 0)
+		return false;
+	size = kernel(__NR_read, fd, (long)content, sizeof content, 0, 0);
+	kernel(__NR_close, fd, 0, 0, 0, 0);
+	if (size < 4 || !begins_with(content, "\177ELF", 4))
+		return false;
+	for (long at = 0; at + (long)sizeof pipeline <= size; at++)
+		if (equal(content + at, pipeline))
+			return true;
+	return false;
+}
+
+/* A launcher as target of a launcher would exec itself for ever, or book every GPU twice. What is wrong, or null. */
+static const char *launcher_as_target(long fd)
+{
+	static struct text path;
+	struct statx here, there;
+
+	if (kernel(__NR_statx, AT_FDCWD, (long)"/proc/self/exe", 0, STATX_INO, (long)&here) ||
+	    kernel(__NR_statx, fd, (long)"", AT_EMPTY_PATH, STATX_INO | STATX_TYPE | STATX_SIZE, (long)&there))
+		return 0;
+	if (same_file(&here, &there))
+		return "leads back to the launcher";
+	cut(&path, 0);
+	add(&path, "/proc/self/fd/");
+	add_number(&path, fd, 1);
+	return is_launcher(path.at, &there) ? "leads to another launcher" : 0;
+}
+
+/* Looks for the low-level runtime; null when there is one, else why not, with its errno or 0, and where. */
+static const char *look(long *error, const char **where)
+{
+	long links = find_low_level();
+
+	*where = directory.at;
+	*error = links < 0 ? links : 0;
+	if (links != 1)
+		return links < 0 ? "cannot be read" : links ? "has several links" : "has no link in it";
+	long fd = sys_open(low_level.at, O_PATH); /* closed by exec */
+	*where = low_level.at;
+	*error = fd < 0 ? fd : 0;
+	return fd < 0 ? "cannot be followed" : launcher_as_target(fd);
 }
 
 /* ---- the two ways on ---- */
@@ -518,7 +557,7 @@ static _Noreturn void exec_pipeline(int argc, char **argv, char **envp)
 	int count = 0;
 
 	add(&main_py, libdir.at);
-	add(&main_py, "/runtime_wrapper/main.py");
+	add(&main_py, pipeline);
 	long error = kernel(__NR_faccessat, AT_FDCWD, (long)main_py.at, 4, 0, 0);
 	if (error)
 		fail("wrapper", main_py.at, "cannot be read", error, REPAIR);
@@ -534,11 +573,11 @@ static _Noreturn void exec_pipeline(int argc, char **argv, char **envp)
 	fail("wrapper", PYTHON, "cannot be executed", error, REPAIR);
 }
 
-static _Noreturn void exec_low_level(char **argv, char **envp)
+/* Returns an error, or not at all. */
+static long exec_low_level(char **argv, char **envp)
 {
 	argv[0] = low_level.at; /* crun takes its handler from the basename of argv[0] */
-	long error = kernel(__NR_execve, (long)low_level.at, (long)argv, (long)envp, 0, 0);
-	fail("low-level runtime", low_level.at, "cannot be executed", error, REINSTALL);
+	return kernel(__NR_execve, (long)low_level.at, (long)argv, (long)envp, 0, 0);
 }
 
 static _Noreturn void launch(int argc, char **argv, char **envp)
@@ -550,16 +589,20 @@ static _Noreturn void launch(int argc, char **argv, char **envp)
 		argv = no_words;
 	}
 	find_myself();
-	long links = find_low_level();
-	subcommand = is_crun ? scan_crun(argv) : scan_runc(argv);
-	if (links < 0)
-		fail("low-level runtime", directory.at, "cannot be read", links, REINSTALL);
-	if (links != 1)
-		fail("low-level runtime", directory.at, links ? "has several links" : "has no link in it", 0, REINSTALL);
-	refuse_a_launcher_as_target();
-	if (subcommand && !is_off && is_one_of(argv[subcommand], wrapped))
-		exec_pipeline(argc, argv, envp);
-	exec_low_level(argv, envp);
+	const char *why = 0, *where = 0;
+	long error = 0;
+	/* packaging/build may put another link in the place of the one that was just found: then look again. */
+	for (int looks = 0; looks < 3; looks++) {
+		why = look(&error, &where);
+		subcommand = is_crun ? scan_crun(argv) : scan_runc(argv);
+		if (why)
+			continue;
+		if (subcommand && !is_off && is_one_of(argv[subcommand], wrapped))
+			exec_pipeline(argc, argv, envp);
+		error = exec_low_level(argv, envp);
+		why = "cannot be executed";
+	}
+	fail("low-level runtime", where, why, error, REINSTALL);
 }
 
 #if __STDC_HOSTED__

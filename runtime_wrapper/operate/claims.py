@@ -56,6 +56,7 @@ def to_json(claim: Claim) -> dict[str, Any]:
         "source": claim.source,
         "request": claim.request,
         "since": claim.since,
+        "live": True,
         "stage": claim.stage,
         "observed": claim.observed,
     }

@@ -19,6 +19,7 @@ COMMANDS = {
     "probe": "runtime_wrapper.operate.probing",
     "release": "runtime_wrapper.operate.claims",
     "resolve": "runtime_wrapper.operate.resolve",
+    "runtimes": "runtime_wrapper.operate.runtimes",
 }
 
 

@@ -2,7 +2,9 @@
 
 import json
 import os
+import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -53,8 +55,21 @@ def test_it_installs_launcher_state_directory_and_hook_and_says_what_docker_need
     assert "d /run/gpulatch 0700 root root -" in (tmp_path / TMPFILES).read_text().splitlines()
     assert (tmp_path / HOOK).resolve() == tmp_path / PRIVATE / "hooks/nvidia-container-runtime-hook"
     assert os.access(tmp_path / HOOK, os.X_OK)
-    entry = json.loads(done.stdout[done.stdout.index("{") :])
-    assert entry == {"runtimes": {"gpulatch": {"path": "/usr/lib/gpulatch/bin/gpulatch"}}}
+    assert done.stdout.count("\n") <= 25
+
+
+@pytest.mark.parametrize("name", ["gpulatch", "gpulatch-1.x"])
+def test_it_prints_what_each_engine_needs_in_words_that_each_can_read(tmp_path: Path, name: str) -> None:
+    launcher = f"/usr/lib/gpulatch/bin/{name}"
+    parts = [part.partition("\n")[2] for part in install(tmp_path, name).stdout.split("\n\n")]
+    docker, cri, ctr, podman = json.loads(parts[1]), tomllib.loads(parts[2]), parts[3], tomllib.loads(parts[4])
+    assert docker == {"runtimes": {name: {"path": launcher}}}
+    runtimes = cri["plugins"]["io.containerd.grpc.v1.cri"]["containerd"]["runtimes"]
+    assert runtimes[name] == {"runtime_type": "io.containerd.runc.v2", "options": {"BinaryName": launcher}}
+    assert runtimes["runc"] == {"runtime_type": "io.containerd.runc.v2"}
+    assert f"--runc-binary {launcher} " in ctr
+    assert podman["engine"]["runtimes"] == {name: [launcher]}
+    assert {"runc", "crun", name} <= set(podman["engine"]["runtime_supports_json"])
 
 
 @pytest.mark.needs("sandbox")
@@ -71,7 +86,7 @@ def test_installing_again_changes_nothing(tmp_path: Path) -> None:
     before = everything(tmp_path)
     done = install(tmp_path)
     assert everything(tmp_path) == before
-    assert done.stderr == ""
+    assert all(line.startswith(f"warning: {RUNC}: runc ") for line in done.stderr.splitlines())
 
 
 def test_the_low_level_runtime_of_a_name_can_be_changed(tmp_path: Path) -> None:
@@ -100,8 +115,7 @@ def test_a_hook_that_is_not_ours_stays_through_all(tmp_path: Path, kind: str) ->
         hook.symlink_to("/bin/true" if kind == "link" else "/no/such")
     before = hook.read_text() if kind == "file" else os.readlink(hook)
     done = install(tmp_path)
-    assert done.stderr.count("\n") == 1
-    assert f"{hook} is not gpulatch's" in done.stderr
+    assert done.stderr.count(f"packaging/install: {hook} is not gpulatch's") == 1
     assert (tmp_path / PRIVATE / "bin/gpulatch").exists()
     uninstall(tmp_path)
     assert (hook.read_text() if kind == "file" else os.readlink(hook)) == before
@@ -132,14 +146,89 @@ def test_a_runtime_that_cannot_be_executed_is_refused_in_one_line(tmp_path: Path
     assert everything(tmp_path) == []
 
 
-def test_a_runtime_that_would_call_itself_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["itself", "link", "hard link", "copy", "script"])
+def test_a_runtime_that_would_call_itself_is_refused(tmp_path: Path, how: str) -> None:
     install(tmp_path)
-    (tmp_path / "runc").symlink_to(tmp_path / PRIVATE / "bin/gpulatch")
-    for low_level in (tmp_path / PRIVATE / "bin/gpulatch", tmp_path / "runc"):
-        done = script("install", tmp_path, "again", str(low_level))
-        assert done.returncode == 1
-        assert "would call itself" in done.stderr
-    assert os.listdir(tmp_path / PRIVATE / "low-level") == ["gpulatch"]
+    launcher, runc = tmp_path / PRIVATE / "bin/gpulatch", tmp_path / "runc"
+    if how == "link":
+        runc.symlink_to(launcher)
+    elif how == "hard link":
+        os.link(launcher, runc)
+    elif how == "copy":
+        shutil.copy(launcher, runc)
+    elif how == "script":
+        program(runc, f'exec {launcher} "$@"')
+    for name in ("gpulatch", "again"):
+        refused(tmp_path, launcher if how == "itself" else runc, "gpulatch", name)
+
+
+def program(path: Path, text: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def refused(below: Path, low_level: Path, why: str, name: str = "again") -> None:
+    """Installing is refused in one line and changes nothing."""
+    before = everything(below)
+    done = script("install", below, name, str(low_level))
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith(f"gpulatch: low-level runtime, {low_level}: ")
+    assert why in done.stderr
+    assert everything(below) == before
+
+
+@pytest.mark.needs("crun")
+@pytest.mark.parametrize(("name", "behind"), [("runc", "/usr/bin/crun"), ("crun", RUNC)])
+def test_a_real_crun_under_the_name_runc_is_refused_and_the_reverse(tmp_path: Path, name: str, behind: str) -> None:
+    (tmp_path / name).symlink_to(behind)
+    refused(tmp_path, tmp_path / name, f"under a name that stands for {name}")
+
+
+@pytest.mark.parametrize("how", ["writable file", "other owner", "writable folder"])
+def test_a_runtime_that_others_can_change_is_refused(tmp_path: Path, how: str) -> None:
+    runc = program(tmp_path / "runc", f"echo executed > {tmp_path}/executed")
+    if how == "other owner":
+        os.chown(runc, 1000, 1000)
+    else:
+        (runc if how == "writable file" else tmp_path).chmod(0o777)
+    refused(tmp_path, runc, "others than root can change")
+
+
+@pytest.mark.parametrize("version", ["runc version 1.0.0-rc93", "runc version 0.1.1"])
+def test_a_runtime_that_is_too_old_is_refused(tmp_path: Path, version: str) -> None:
+    refused(tmp_path, program(tmp_path / "runc", f"echo {version}"), "older than 1.0.0; install a newer runc")
+
+
+@pytest.mark.parametrize("text", ["echo my own runtime 7", "exit 1", "yes", "echo youki version 0.3.3"])
+def test_a_runtime_of_another_kind_is_installed_with_a_warning(tmp_path: Path, text: str) -> None:
+    done = install(tmp_path, low_level=str(program(tmp_path / "own", text)))
+    assert done.stderr.startswith(f"warning: {tmp_path}/own: ")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.needs("sandbox", "crun")
+def test_names_on_runc_and_crun_share_one_book_and_have_modes_of_their_own(host: Host, tmp_path: Path) -> None:
+    below, names = tmp_path / "dest", {"gpulatch": RUNC, "gpulatch-next": RUNC, "gpulatch-crun": "/usr/bin/crun"}
+    Path("/etc/gpulatch/config.toml").write_text('[runtime.gpulatch-crun]\nmode = "observe"\n')
+    for name, low_level in names.items():
+        install(below, name, low_level)
+        # crun before 1.14 raises a limit for its device filter, which needs a capability that not every machine gives
+        more = ["--cgroup-manager", "disabled"] if name == "gpulatch-crun" else []
+        bundle = Bundle(tmp_path, name).asking_for("any:2")
+        command = [str(below / PRIVATE / "bin" / name), "--root", f"{ROOT}-{name}", *more, "run", "--detach"]
+        done = host.run([*command, "--bundle", str(bundle.path), name])
+        assert done.returncode == 0, done.stderr
+    claims = {claim["runtime"]: claim["observed"] for claim in host.claims()}
+    assert claims == {"gpulatch": False, "gpulatch-next": False, "gpulatch-crun": True}
+    assert host.held()["gpulatch"] != host.held()["gpulatch-next"]
+    for name in names:
+        host.run([str(below / PRIVATE / "bin" / name), "--root", f"{ROOT}-{name}", "delete", "--force", name])
+    assert host.claims() == []
+    uninstall(below, "gpulatch-next")
+    assert sorted(os.listdir(below / PRIVATE / "bin")) == ["gpulatch", "gpulatch-crun"]
+    assert host.run([str(below / PRIVATE / "bin/gpulatch-crun"), "--version"]).stdout.startswith("crun version")
 
 
 @pytest.mark.parametrize("words", [("install", "gpulatch", RUNC), ("uninstall", "gpulatch")])

@@ -12,6 +12,7 @@ import shutil
 import signal
 import stat
 import subprocess
+import threading
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -523,9 +524,8 @@ def broken(libdir: Libdir, how: str, target: Path) -> Path:
         first.symlink_to(second)
         second.symlink_to(gpulatch)
         return libdir.add("gpulatch-runtime", ("runc", first))
-    if how == "another launcher":
-        libdir.add("other", ("runc", target))
-        return libdir.add("gpulatch-runtime", ("runc", libdir.path / "bin" / "other"))
+    if "launcher" in how or "circle of directories" in how:
+        return chained(libdir, how)
     if how == "dangling":
         return libdir.add("gpulatch-runtime", ("runc", libdir.path / "nowhere"))
     if how == "links in a circle":
@@ -543,11 +543,28 @@ def broken(libdir: Libdir, how: str, target: Path) -> Path:
     return gpulatch
 
 
+def chained(libdir: Libdir, how: str) -> Path:
+    """A runtime name on top of another launcher."""
+    if how == "another launcher":
+        return libdir.add("gpulatch-runtime", ("runc", libdir.add("other", ("runc", Path("/bin/true")))))
+    if how == "a copy of the launcher elsewhere":
+        return libdir.add("gpulatch-runtime", ("runc", Path(shutil.copy(libdir.launcher, libdir.path / "runc"))))
+    if how == "a launcher of another build":
+        return libdir.add("gpulatch-runtime", ("runc", compiled_launcher(libdir.path / "runc", '-DPYTHON="/other/py"')))
+    assert how == "two names in a circle of directories"
+    other = Libdir(libdir.path / "other", libdir.launcher)
+    crun = other.add("crun", ("runc", libdir.path / "bin" / "gpulatch-runtime"))
+    return libdir.add("gpulatch-runtime", ("crun", crun))
+
+
 WAYS = {
     "loop to itself": "leads back to the launcher",
     "loop by a hard link": "leads back to the launcher",
     "loop by a chain of links": "leads back to the launcher",
     "another launcher": "leads to another launcher",
+    "a copy of the launcher elsewhere": "leads to another launcher",
+    "a launcher of another build": "leads to another launcher",
+    "two names in a circle of directories": "leads to another launcher",
     "dangling": "cannot be followed (ENOENT)",
     "links in a circle": "cannot be followed (ELOOP)",
     "two links": "has several links",
@@ -570,6 +587,47 @@ def test_a_low_level_link_that_leads_nowhere_good_is_told_in_one_line(libdir: Li
 @pytest.mark.parametrize("how", [how for how in WAYS if how not in ("a directory", "not executable")])
 def test_a_create_is_told_too_before_the_pipeline_starts(libdir: Libdir, probe: Path, how: str) -> None:
     assert WAYS[how] in refusal(call(broken(libdir, how, probe), ["x", "create", "id"]))
+
+
+def test_a_small_runtime_and_a_script_are_no_launchers(libdir: Libdir, tmp_path: Path) -> None:
+    (tmp_path / "script").write_text("#!/bin/sh\n# not /runtime_wrapper/main.py\nexit 7\n")
+    (tmp_path / "script").chmod(0o755)
+    assert call(libdir.add("gpulatch-runtime", ("runc", tmp_path / "script")), ["x", "state"]).exit == 7
+    assert call(libdir.add("other", ("runc", Path("/bin/false"))), ["x", "state"]).exit == 1
+
+
+def exchange(one: Path, other: Path) -> None:
+    at_fdcwd, rename_exchange = -100, 2
+    ctypes.CDLL(None).renameat2(at_fdcwd, bytes(one), at_fdcwd, bytes(other), rename_exchange)
+
+
+def test_calls_go_on_while_the_low_level_runtime_of_a_name_is_changed(libdir: Libdir, probe: Path) -> None:
+    gpulatch = libdir.add("gpulatch-runtime", ("runc", probe))
+    libdir.add("next", ("crun", probe))
+    done = threading.Event()
+
+    def change() -> None:
+        while not done.wait(0.001):
+            exchange(libdir.link("gpulatch-runtime", ""), libdir.link("next", ""))
+
+    changing = threading.Thread(target=change)
+    changing.start()
+    called = [call(gpulatch, ["x", "state", "exit=3"]) for _ in range(300)]
+    done.set()
+    changing.join()
+    assert [each for each in called if each.exit != 3] == []
+    assert {each.out.split(b"\0")[0].rsplit(b"/", 1)[1] for each in called} == {b"runc", b"crun"}
+
+
+@pytest.mark.needs("runc", "crun")
+@pytest.mark.parametrize("low_level", ["runc", "crun"])
+def test_features_are_the_runtimes_own(libdir: Libdir, low_level: str) -> None:
+    program = Path(str(shutil.which(low_level, path=f"{os.environ['PATH']}:/usr/sbin")))
+    gpulatch = libdir.add("gpulatch-runtime", (low_level, program))
+    for line in (["features"], ["--root", "/nowhere", "features"]):
+        alone, behind = call(program, [low_level, *line]), call(gpulatch, ["x", *line])
+        assert (behind.exit, behind.out, behind.err) == (alone.exit, alone.out, alone.err)
+        assert behind.out or behind.exit  # crun before 1.8.6 has none and says so
 
 
 def test_hidden_names_and_plain_files_beside_the_link_are_ignored(libdir: Libdir, probe: Path) -> None:
