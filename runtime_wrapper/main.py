@@ -55,12 +55,15 @@ def prepare(link: str, invocation: Invocation, story: Story) -> None:
         original = spec.original(found)
         story.engine = engine.of(original.data, invocation.root)
         story.name = engine.container_name(story.engine, original.data, invocation.container_id, os.getppid())
+        if sources.is_pods_own(original.data):
+            story.notes.append("the pod's own container: it asks for nothing, whatever its annotations and image say")
         restoring = invocation.subcommand == "restore"
         untouched = original is found
         wishes = sources.wishes(original.data, invocation.container_id, annotations=not restoring or not untouched)
     if untouched and not wishes and not sources.unlimited(original.data) and not lowlevel.is_nvidia_runtime(link):
         return
-    from runtime_wrapper import pipeline  # here, because most containers ask for no GPU and need none of it
+    with story.phase("import"):
+        from runtime_wrapper import pipeline  # here, because most containers ask for no GPU and need none of it
 
     pipeline.prepare(pipeline.Start(link, invocation, found, original, story), wishes)
 

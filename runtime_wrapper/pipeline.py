@@ -75,6 +75,7 @@ def prepare(start: Start, wishes: Sequence[Wish]) -> None:
             story.notes.append(str(error))
             rules = Settings()  # a container without a request starts whatever is wrong with us
     story.mode = rules.mode
+    story.notes += [rules.note] if rules.note else []
     choice = policy.choose(wishes, rules, privileged=sources.privileged(start.original.data))
     for heard in choice.heard:
         story.heard(heard.wish.source, heard.wish.place, heard.wish.text, heard.verdict)

@@ -14,7 +14,15 @@ from dataclasses import astuple
 from typing import Any
 
 from runtime_wrapper import atomic, clock, trust
-from runtime_wrapper.errors import GpulatchError, MachineFileError, ProbeError, UntrustedPathError, one_line, quoted
+from runtime_wrapper.errors import (
+    GpulatchError,
+    MachineFileError,
+    ProbeError,
+    UntrustedPathError,
+    by_code,
+    one_line,
+    quoted,
+)
 from runtime_wrapper.inventory import Inventory
 from runtime_wrapper.probe import host
 
@@ -88,7 +96,7 @@ def _ask(command: Sequence[str], timeout_s: float) -> dict[str, Any]:
         if "error" not in found:
             return {key: found[key] for key in ("fingerprint", "inventory")}
         error = found["error"]
-        refusal = _classes()[error.pop("code")](**error)
+        refusal = (by_code(error.pop("code")) or GpulatchError)(**error)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         last = complaint.decode(errors="replace").strip().rpartition("\n")[2]
         why = f"ended without a result, last line {quoted(one_line(last))}"
@@ -111,8 +119,3 @@ def _run(command: Sequence[str], timeout_s: float) -> tuple[bytes, bytes]:
             child.communicate(timeout=GRACE_S)
         why = f"the GPUs could not be looked at within {timeout_s:g} s"
         raise ProbeError("NVIDIA driver", "this host", why, _HINT) from error
-
-
-def _classes() -> dict[str, type[GpulatchError]]:
-    kinds: list[type[GpulatchError]] = [GpulatchError, *GpulatchError.__subclasses__()]
-    return {kind.code: kind for kind in kinds}

@@ -19,6 +19,7 @@ LAST_GPU_MINOR = 247
 
 # Engines whose annotations include the image's own, so that an image could ask for GPUs by itself.
 _ANNOTATIONS_OF_IMAGES = ("libpod", "cri-o")
+_CONTAINER_TYPES = ("io.kubernetes.cri.container-type", "io.kubernetes.cri-o.ContainerType")
 _SAYS_SOMETHING = re.compile(r"[^,\s]")
 
 
@@ -32,13 +33,22 @@ class Wish:
 
 
 def wishes(data: spec.Json, container_id: str, *, annotations: bool = True) -> list[Wish]:
-    """What every source says, in default order; a source whose text is empty says nothing."""
+    """What every source says, in default order; a source whose text is empty says nothing.
+
+    A pod's own container wishes nothing: annotations and variables are for those in the pod.
+    """
     found = []
+    silent = SOURCES.keys() - {"nodes"} if is_pods_own(data) else {"annotation"} if not annotations else set()
     for source, (place, read) in SOURCES.items():
-        text = read(data, container_id) if annotations or source != "annotation" else None
+        text = read(data, container_id) if source not in silent else None
         if text is not None and _SAYS_SOMETHING.search(text):
             found.append(Wish(source, place, text))
     return found
+
+
+def is_pods_own(data: spec.Json) -> bool:
+    """Whether this is the container that only keeps a pod's namespaces (`pause`), by containerd's or CRI-O's word."""
+    return any(spec.annotation(data, name) == "sandbox" for name in _CONTAINER_TYPES)
 
 
 def unlimited(data: spec.Json) -> bool:

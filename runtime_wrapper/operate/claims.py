@@ -4,6 +4,8 @@ import json
 from typing import Any
 
 import click
+from rich.table import Table
+from rich.text import Text
 
 from runtime_wrapper.claim import Claim, Device, devices_by_minor
 from runtime_wrapper.errors import GpulatchError
@@ -13,16 +15,37 @@ from runtime_wrapper.operate import probing, tables
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list of claims (schema claim.json).")
-def claims(as_json: bool) -> None:
-    """Show the containers that hold GPUs now."""
-    found = Ledger().read(gpus()).claims
+@click.option(
+    "--watch",
+    "interval_s",
+    type=click.FloatRange(min=0.1),
+    is_flag=False,
+    flag_value=2.0,
+    metavar="SECONDS",
+    help="Show them again and again, every 2 seconds unless said, until interrupted.",
+)
+def claims(as_json: bool, interval_s: float | None) -> None:
+    """Show the containers that hold GPUs now, each looked at whether it lives."""
+    if interval_s and as_json:
+        raise click.UsageError("--watch and --json both want the output: choose one")
     if as_json:
-        click.echo(json.dumps([to_json(claim) for claim in found], indent=2))
-    elif found:
-        columns = ("container", "GPUs", "policy", "request", "asked by", "since")
-        tables.show("GPU claims", columns, [_row(claim) for claim in found])
+        click.echo(json.dumps([to_json(claim) for claim in _live()], indent=2))
+    elif interval_s:
+        tables.watch(_table, interval_s)
     else:
-        click.echo("No container holds a GPU.")
+        tables.console().print(_table())
+
+
+def _live() -> list[Claim]:
+    return Ledger().read(gpus()).claims
+
+
+def _table() -> Table | Text:
+    found = _live()
+    if not found:
+        return Text("No container holds a GPU.")
+    columns = ("container", "engine", "GPUs", "policy", "request", "asked by", "since", "state")
+    return tables.table("GPU claims", columns, [_row(claim) for claim in found])
 
 
 @click.command()
@@ -30,7 +53,10 @@ def claims(as_json: bool) -> None:
 @click.option("--root", help="The state root, where several runtimes have a container of that id.")
 @click.option("--force", is_flag=True, help="Also a live container's: it keeps its access, only the book forgets.")
 def release(container_id: str, root: str | None, force: bool) -> None:
-    """Take a container's claim out of the book, by its id or how it begins; dead ones leave by themselves."""
+    """Take a container's claim out of the book, by its name, its id or how the id begins.
+
+    Dead ones leave by themselves. What is released does not come back while its container runs.
+    """
     claim = Ledger().release(container_id, root, force=force, by_minor=gpus())
     click.echo(f"Released GPUs {_indices(claim)} of container {tables.printable(claim.container)}.")
 
@@ -64,7 +90,8 @@ def to_json(claim: Claim) -> dict[str, Any]:
 
 def _row(claim: Claim) -> tuple[str, ...]:
     policy = f"{claim.policy} (observed only)" if claim.observed else claim.policy
-    return claim.container, _indices(claim), policy, claim.request, claim.source, tables.moment(claim.since)
+    engine, since = claim.engine or "-", tables.moment(claim.since)
+    return claim.container, engine, _indices(claim), policy, claim.request, claim.source, since, claim.stage
 
 
 def _indices(claim: Claim) -> str:

@@ -16,6 +16,7 @@ COMMANDS = {
     "claims": "runtime_wrapper.operate.claims",
     "config": "runtime_wrapper.operate.config",
     "demo": "runtime_wrapper.operate.demo",
+    "explain": "runtime_wrapper.operate.explain",
     "probe": "runtime_wrapper.operate.probing",
     "release": "runtime_wrapper.operate.claims",
     "resolve": "runtime_wrapper.operate.resolve",

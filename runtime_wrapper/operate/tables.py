@@ -1,9 +1,11 @@
 """Tables and their cells as people see them."""
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
@@ -19,13 +21,34 @@ def console() -> Console:
 
 
 def show(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Print a table; every cell is shown as plain text, None as a dash."""
-    table = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
+    """Print a table."""
+    console().print(table(title, columns, rows))
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
+    """A table; every cell is shown as plain text, None as a dash."""
+    found = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
     for column in columns:
-        table.add_column(column, overflow="fold")
+        found.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*(Text("-" if cell is None else printable(str(cell))) for cell in row))
-    console().print(table)
+        found.add_row(*(Text("-" if cell is None else printable(str(cell))) for cell in row))
+    return found
+
+
+def watch(look: Callable[[], RenderableType], interval_s: float) -> None:
+    """Show what `look` gives, again and again until interrupted: in place on a terminal, else one below the other."""
+    shown = console()
+    try:
+        if not shown.is_terminal:
+            while True:
+                shown.print(look())
+                time.sleep(interval_s)
+        with Live(look(), console=shown, auto_refresh=False, screen=True) as live:
+            while True:
+                time.sleep(interval_s)
+                live.update(look(), refresh=True)
+    except (KeyboardInterrupt, BrokenPipeError):
+        return
 
 
 def uuid(text: str | None) -> str | None:

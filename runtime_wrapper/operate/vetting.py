@@ -43,10 +43,11 @@ class Vetted:
     warnings: tuple[str, ...] = ()
 
 
-def main(path: str) -> int:
-    """For `packaging/build`: the exit status, 0 when the program can serve; warnings and the refusal on stderr."""
+def main(path: str, *, quiet: bool = False) -> int:
+    """For `packaging/build`: the exit status, 0 when the program can serve; the refusal and, unless `quiet`, warnings
+    on stderr."""
     vetted = vet(path)
-    for warning in vetted.warnings:
+    for warning in vetted.warnings if not quiet else ():
         print(f"warning: {path}: {warning}", file=sys.stderr)
     if vetted.error:
         print(vetted.error, file=sys.stderr)

@@ -1,0 +1,88 @@
+"""Reads the event log, and says what is wrong with it."""
+
+import json
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from runtime_wrapper import events, trust
+from runtime_wrapper.errors import GpulatchError, errno_name
+
+Event = dict[str, Any]
+
+_LOW_SPACE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """The events there are, oldest first, and how many lines could not be read."""
+
+    events: tuple[Event, ...]
+    damaged: int
+
+
+def read() -> Log:
+    """Every event that is still kept. Raises UntrustedPathError, OSError."""
+    found: list[Event] = []
+    damaged = 0
+    for line in _lines():
+        event = _event(line)
+        if event is not None:
+            found.append(event)
+        elif line.strip():
+            damaged += 1
+    return Log(tuple(found), damaged)
+
+
+def problems() -> list[str]:
+    """Why events might not be written; a create goes on without a word then."""
+    where = f"{events.DIRECTORY}/{events.FILE}"
+    try:
+        os.close(trust.open_directory(events.DIRECTORY, "event log directory"))
+        found = os.lstat(where)
+    except FileNotFoundError:
+        return [f"there is no event log {where} yet: no container was started through gpulatch"]
+    except GpulatchError as error:
+        return [f"no event can be written: {error}"]
+    except OSError as error:
+        return [f"no event can be written: {where}: {errno_name(error)}"]
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != trust.ROOT_UID or found.st_nlink != 1:
+        return [f"no event is written: {where} is no plain file of root with one name; move it away"]
+    space = os.statvfs(where)
+    if space.f_bavail * space.f_frsize < _LOW_SPACE_BYTES:
+        return [f"the file system of {where} is full: events are lost"]
+    return []
+
+
+def _lines() -> Iterator[bytes]:
+    try:
+        directory = trust.open_directory(events.DIRECTORY, "event log directory")
+    except FileNotFoundError:
+        return
+    try:
+        for name in (events.OLDER, events.FILE):
+            yield from _lines_of(directory, name)
+    finally:
+        os.close(directory)
+
+
+def _lines_of(directory: int, name: str) -> Iterator[bytes]:
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        fd = os.open(name, flags, dir_fd=directory)
+    except FileNotFoundError:
+        return
+    with open(fd, "rb") as file:
+        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            yield from file
+
+
+def _event(line: bytes) -> Event | None:
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    whole = isinstance(event, dict) and event.get("schema") == events.SCHEMA
+    return event if whole else None
