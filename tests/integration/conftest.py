@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from drivers import usr_overlay
+from drivers.containerd import Containerd
 from drivers.docker import Docker
 from drivers.engine_host import LOW_LEVEL, ON_RUNC, EngineHost
 from drivers.podman import Podman
@@ -57,3 +58,18 @@ def podman(libpod: Podman) -> Iterator[Podman]:
     """The Podman of this file; what the test started is removed afterwards."""
     yield libpod
     libpod.remove_all()
+
+
+@pytest.fixture(scope="module")
+def containerd_daemon(engine_host: EngineHost) -> Iterator[Containerd]:
+    """A containerd whose CRI plugin has gpulatch's runtimes as handlers."""
+    found = Containerd(engine_host)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def containerd(containerd_daemon: Containerd) -> Iterator[Containerd]:
+    """The containerd of this file; what the test started by `ctr` is removed afterwards."""
+    yield containerd_daemon
+    containerd_daemon.remove_all()

@@ -44,7 +44,7 @@ def test_a_variable_gives_exactly_those_gpus(podman: Podman, runtime: str) -> No
 
 
 @on_both
-def test_a_container_without_a_request_gets_nothing(podman: Podman, runtime: str) -> None:
+def test_a_container_without_a_wishgets_nothing(podman: Podman, runtime: str) -> None:
     podman.started("plain", runtime=runtime)
     assert podman.held() == {}
     assert podman.opens("plain") == []
@@ -194,15 +194,15 @@ def test_a_refusal_is_one_line_with_its_code_and_its_holder(podman: Podman, supp
 
 
 @pytest.mark.parametrize(
-    ("request_", "words"),
+    ("wish", "words"),
     [
         ("NVIDIA_VISIBLE_DEVICES=9", ["GL-2002", '"9"']),
         ("GPULATCH_GPUS=any:9", ["GL-4001", "any:9"]),
         ("GPULATCH_GPUS=any:1+polcy=shared", ["GL-2001", "polcy=shared"]),
     ],
 )
-def test_a_request_that_cannot_be_met_says_why(podman: Podman, request_: str, words: list[str]) -> None:
-    done = podman.try_to_start("wrong", "--env", request_)
+def test_a_wishthat_cannot_be_met_says_why(podman: Podman, wish: str, words: list[str]) -> None:
+    done = podman.try_to_start("wrong", "--env", wish)
     assert done.returncode == 126
     line = refusal(done.stderr)
     assert [word for word in words if word not in line] == []
