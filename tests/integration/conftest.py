@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from drivers import usr_overlay
 from drivers.containerd import Containerd
+from drivers.cri import Cri
 from drivers.docker import Docker
 from drivers.engine_host import LOW_LEVEL, ON_RUNC, EngineHost
 from drivers.podman import Podman
@@ -73,3 +74,18 @@ def containerd(containerd_daemon: Containerd) -> Iterator[Containerd]:
     """The containerd of this file; what the test started by `ctr` is removed afterwards."""
     yield containerd_daemon
     containerd_daemon.remove_all()
+
+
+@pytest.fixture(scope="module")
+def cri_plugin(containerd_daemon: Containerd) -> Iterator[Cri]:
+    """The CRI plugin of this file's containerd."""
+    found = Cri(containerd_daemon)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def cri(cri_plugin: Cri) -> Iterator[Cri]:
+    """The CRI plugin of this file's containerd; the pods of the test are removed afterwards."""
+    yield cri_plugin
+    cri_plugin.remove_all()
