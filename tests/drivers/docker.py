@@ -112,7 +112,11 @@ class Docker(CommandLineEngine):
         return self.checked(self.try_to_start(name, *options, image=image, runtime=runtime)).stdout.strip()
 
     def try_to_start(self, name: str, *options: str, image: str = BOX, runtime: str = ON_RUNC) -> Done:
-        return self.call("run", "--detach", "--name", name, "--runtime", runtime, *options, image)
+        return self.call(*self.start_words(name, *options, image=image, runtime=runtime))
+
+    def start_words(self, name: str, *options: str, image: str = BOX, runtime: str = ON_RUNC) -> list[str]:
+        """The words after `docker`."""
+        return ["run", "--detach", "--name", name, "--runtime", runtime, *options, image]
 
     def ids(self) -> list[str]:
         return self.run("ps", "--quiet", "--no-trunc").split()
