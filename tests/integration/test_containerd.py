@@ -69,9 +69,8 @@ def test_exec_and_pause_change_nothing_about_the_gpus(containerd: Containerd, ru
     assert containerd.opens("box") == [4]
 
 
-@on_both
-def test_output_and_exit_code_are_the_containers(containerd: Containerd, runtime: str) -> None:
-    words = containerd.start_words("box", "--rm", "--env", "GPULATCH_GPUS=any", runtime=runtime)
+def test_output_and_exit_code_are_the_containers(containerd: Containerd) -> None:
+    words = containerd.start_words("box", "--rm", "--env", "GPULATCH_GPUS=any")
     words.remove("--detach")
     done = containerd.call(*words, "sh", "-c", "echo spoken; exit 3")
     assert (done.returncode, done.stdout) == (3, "spoken\n")
@@ -91,13 +90,12 @@ def test_a_task_that_is_started_again_keeps_its_gpus(containerd: Containerd, run
     assert containerd.opens("second") == before
 
 
-@on_both
-def test_it_gets_others_when_its_gpus_are_taken(containerd: Containerd, runtime: str) -> None:
-    containerd.started("first", "--env", "GPULATCH_GPUS=any:4", runtime=runtime)
+def test_it_gets_others_when_its_gpus_are_taken(containerd: Containerd) -> None:
+    containerd.started("first", "--env", "GPULATCH_GPUS=any:4")
     before = containerd.held()["first"]
     containerd.stop_container("first")
     taken = ",".join(map(str, before))
-    containerd.started("thief", "--env", f"GPULATCH_GPUS={taken}", runtime=runtime)
+    containerd.started("thief", "--env", f"GPULATCH_GPUS={taken}")
     assert containerd.start_again("first").returncode == 0
     assert containerd.held() == {"thief": before, "first": [index for index in ALL if index not in before]}
     assert containerd.opens("first") == containerd.held()["first"]

@@ -110,9 +110,8 @@ def test_a_container_that_is_killed_is_free_before_anyone_removes_it(cri: Cri, r
     assert cri.status("box").exit_code == 128 + signal.SIGKILL
 
 
-@on_both
-def test_a_pod_that_is_removed_frees_the_gpus_of_all_its_containers(cri: Cri, runtime: str) -> None:
-    pod = cri.run_pod("pod", runtime)
+def test_a_pod_that_is_removed_frees_the_gpus_of_all_its_containers(cri: Cri) -> None:
+    pod = cri.run_pod("pod")
     cri.started("first", "GPULATCH_GPUS=any:4", pod=pod)
     cri.started("second", "GPULATCH_GPUS=any:4", pod=pod)
     cri.remove_pod(pod.id)

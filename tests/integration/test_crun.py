@@ -84,7 +84,7 @@ def test_docker_on_crun_execs_updates_and_pauses(docker: Docker) -> None:
     docker.started("box", "--gpus", "device=4", runtime=ON_CRUN)
     assert docker.run("exec", "--user", "1000", "box", "id", "-u") == "1000\n"
     assert docker.call("exec", "box", "sh", "-c", "exit 7").returncode == 7
-    docker.run("update", "--restart", "no", "box")
+    docker.run("update", "--cpu-shares", "512", "box")
     docker.run("pause", "box")
     assert docker.held() == {"box": [4]}
     docker.run("unpause", "box")
@@ -111,6 +111,16 @@ def test_docker_on_crun_frees_the_gpus_however_it_ends(docker: Docker, ending: l
     docker.run(*ending, "box")
     assert docker.held() == {}
     docker.started("next", "--gpus", "8", runtime=ON_CRUN)
+
+
+def test_docker_on_crun_frees_the_gpus_of_a_container_whose_shim_is_killed(docker: Docker) -> None:
+    docker.started("box", "--gpus", "8", runtime=ON_CRUN)
+    (shim,) = docker.shims()
+    os.kill(shim, signal.SIGKILL)
+    wait_until(lambda: not docker.state("box")["Running"])
+    assert docker.held() == {}
+    docker.run("start", "box")
+    assert docker.held() == {"box": ALL}
 
 
 def test_docker_on_crun_holds_nothing_for_a_container_that_never_came_to_be(docker: Docker) -> None:

@@ -43,9 +43,8 @@ def test_a_variable_gives_exactly_those_gpus(podman: Podman, runtime: str) -> No
     assert claim["id"] == podman.inspect("pair")["Id"]
 
 
-@on_both
-def test_a_container_without_a_wishgets_nothing(podman: Podman, runtime: str) -> None:
-    podman.started("plain", runtime=runtime)
+def test_a_container_without_a_request_gets_nothing(podman: Podman) -> None:
+    podman.started("plain")
     assert podman.held() == {}
     assert podman.opens("plain") == []
 
@@ -57,16 +56,30 @@ def test_void_is_no_gpu_whatever_the_image_says(podman: Podman, image: str) -> N
     assert podman.opens("void") == []
 
 
+def test_a_node_alone_is_a_request_for_that_gpu(podman: Podman) -> None:
+    node = f"/dev/nvidia{podman.gpus[2]['minor']}"
+    podman.started("node", "--device", node)
+    assert podman.held() == {"node": [2]}
+    assert podman.opens("node") == [2]
+
+
+def test_a_privileged_container_is_not_booked_unless_it_asks(podman: Podman) -> None:
+    podman.started("admin", "--privileged")
+    assert podman.held() == {}
+    assert podman.opens("admin") == ALL
+    podman.started("asking", "--privileged", "--env", "GPULATCH_GPUS=any:1")
+    assert len(podman.held()["asking"]) == 1
+
+
 def test_an_annotation_is_not_heard_because_images_bring_their_own(podman: Podman) -> None:
     podman.started("noted", "--annotation", "gpulatch.io/gpus=any:1")
     assert podman.held() == {}
     assert podman.opens("noted") == []
 
 
-@on_both
-def test_nodes_and_variables_are_those_of_its_gpus(podman: Podman, runtime: str) -> None:
-    podman.started("first", "--env", "GPULATCH_GPUS=any", runtime=runtime)
-    podman.started("second", "--env", "GPULATCH_GPUS=any:2", runtime=runtime)
+def test_nodes_and_variables_are_those_of_its_gpus(podman: Podman) -> None:
+    podman.started("first", "--env", "GPULATCH_GPUS=any")
+    podman.started("second", "--env", "GPULATCH_GPUS=any:2")
     gpus = [podman.gpus[index] for index in podman.held()["second"]]
     nodes = podman.run("exec", "second", "sh", "-c", "ls /dev | grep nvidia").split()
     control = ["nvidia-uvm", "nvidia-uvm-tools", "nvidiactl"]
@@ -201,7 +214,7 @@ def test_a_refusal_is_one_line_with_its_code_and_its_holder(podman: Podman, supp
         ("GPULATCH_GPUS=any:1+polcy=shared", ["GL-2001", "polcy=shared"]),
     ],
 )
-def test_a_wishthat_cannot_be_met_says_why(podman: Podman, wish: str, words: list[str]) -> None:
+def test_a_request_that_cannot_be_met_says_why(podman: Podman, wish: str, words: list[str]) -> None:
     done = podman.try_to_start("wrong", "--env", wish)
     assert done.returncode == 126
     line = refusal(done.stderr)
@@ -209,10 +222,9 @@ def test_a_wishthat_cannot_be_met_says_why(podman: Podman, wish: str, words: lis
     assert podman.held() == {}
 
 
-@on_both
-def test_a_container_that_was_refused_starts_once_there_is_room(podman: Podman, runtime: str) -> None:
-    podman.started("owner", "--env", "GPULATCH_GPUS=any:8", runtime=runtime)
-    assert podman.try_to_start("late", "--env", "GPULATCH_GPUS=any:2", runtime=runtime).returncode == 126
+def test_a_container_that_was_refused_starts_once_there_is_room(podman: Podman) -> None:
+    podman.started("owner", "--env", "GPULATCH_GPUS=any:8")
+    assert podman.try_to_start("late", "--env", "GPULATCH_GPUS=any:2").returncode == 126
     podman.run("rm", "--force", "--time", "0", "owner")
     podman.run("start", "late")
     assert podman.held() == {"late": podman.opens("late")}
