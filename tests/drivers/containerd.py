@@ -23,6 +23,8 @@ SOCKET = _DATA / "containerd.sock"
 _HANDLER = """
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.{name}]
 runtime_type = "io.containerd.runc.v2"
+pod_annotations = ["gpulatch.io/*"]
+container_annotations = ["gpulatch.io/*"]
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.{name}.options]
 BinaryName = "{path}"
 """

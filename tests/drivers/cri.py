@@ -4,6 +4,7 @@ Pods have the host's network, so that no network plugin is needed. A container h
 """
 
 import json
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -68,7 +69,7 @@ class Cri(Engine):
 
     # pods
 
-    def run_pod(self, name: str, runtime: str = ON_RUNC, annotations: dict[str, str] | None = None) -> Pod:
+    def run_pod(self, name: str, runtime: str = ON_RUNC, annotations: Mapping[str, str] | None = None) -> Pod:
         """Start a pod's sandbox. Raises CallError."""
         number = self._pods[name] = self._pods.get(name, -1) + 1
         config = messages.PodConfig(
@@ -100,7 +101,15 @@ class Cri(Engine):
         self.start(name)
         return self.id(name)
 
-    def create(self, name: str, *env: str, image: str = BOX, pod: Pod, command: tuple[str, ...] = ()) -> None:
+    def create(
+        self,
+        name: str,
+        *env: str,
+        pod: Pod,
+        image: str = BOX,
+        command: Sequence[str] = (),
+        annotations: Mapping[str, str] | None = None,
+    ) -> None:
         """Make a container, which does not call the runtime yet; one of the same name in that pod is forgotten."""
         pairs = (entry.split("=", 1) for entry in env)
         security = messages.ContainerSecurity(namespace_options=_host_network())
@@ -109,6 +118,7 @@ class Cri(Engine):
             image=messages.Image(image=f"localhost/{image}:latest"),
             command=command,
             envs=[messages.Variable(key=key, value=value) for key, value in pairs],
+            annotations=annotations or {},
             linux=messages.LinuxContainer(security_context=security),
         )
         asked = messages.CreateContainerRequest(pod_sandbox_id=pod.id, config=config, sandbox_config=pod.config)
@@ -158,7 +168,7 @@ class Cri(Engine):
 
     def name_of(self, claim: dict[str, Any]) -> str:
         names = {found[1]: name for name, found in self._containers.items()}
-        return names.get(claim["id"], claim["id"])
+        return str(names.get(claim["id"], claim["id"]))
 
     def _named(self, name: str) -> Any:
         return messages.ContainerRequest(container_id=self.id(name))

@@ -121,17 +121,23 @@ def alive(pid: int) -> bool:
         return False
 
 
-def shims(word: str) -> dict[int, str]:
-    """Container id by the pid of its containerd shim, of the shims that have some word on their command line."""
+def running(text: str) -> dict[int, list[str]]:
+    """Command lines by pid, of the processes that have some text in theirs."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            words = (folder / "cmdline").read_text().split("\0")
+            line = (folder / "cmdline").read_text()
         except OSError:
-            continue
-        if words[0].endswith("containerd-shim-runc-v2") and word in words:
-            found[int(folder.name)] = words[words.index("-id") + 1]
+            continue  # it has just ended
+        if text in line:
+            found[int(folder.name)] = line.split("\0")
     return found
+
+
+def shims(word: str) -> dict[int, str]:
+    """Container id by the pid of its containerd shim, of the shims that have some word on their command line."""
+    lines = {pid: words for pid, words in running(word).items() if word in words}
+    return {pid: words[words.index("-id") + 1] for pid, words in lines.items() if words[0].endswith("shim-runc-v2")}
 
 
 def end(pids: Sequence[int]) -> None:

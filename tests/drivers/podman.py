@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from drivers import engine, images, usr_overlay
-from drivers.engine import BOX, IMAGES, CommandLineEngine
+from drivers.engine import BOX, IMAGES, CommandLineEngine, wait_until
 from drivers.engine_host import LAUNCHERS, ON_RUNC, WORK, EngineHost
 from drivers.host import Done
 
@@ -33,13 +33,18 @@ class Podman(CommandLineEngine):
             undo.callback(engine.clear, _DATA)
             shutil.copytree(usr_overlay.ENGINES / "podman/etc/containers", "/etc/containers", dirs_exist_ok=True)
             self.configure()
-            undo.callback(self.remove_all)
+            undo.callback(self._end)
             names = {f"localhost/{name}": variables for name, variables in IMAGES.items()}
             self.run("load", "--quiet", "--input", str(images.archive(WORK / "podman-images.tar", names)))
             self._undo = undo.pop_all()
 
     def close(self) -> None:
         self._undo.close()
+
+    def _end(self) -> None:
+        """Remove the containers; each one's monitor starts a Podman that cleans up after it."""
+        self.remove_all()
+        wait_until(lambda: not engine.running(str(_DATA)))
 
     def configure(self, *, supports_json: bool = False) -> None:
         """Write containers.conf, which counts at once; only with `supports_json` Podman asks the runtime for a log."""
@@ -74,7 +79,7 @@ class Podman(CommandLineEngine):
 
     def name_of(self, claim: dict[str, Any]) -> str:
         listed = self.run("ps", "--all", "--no-trunc", "--format", "{{.ID}} {{.Names}}").splitlines()
-        return dict(line.split() for line in listed).get(claim["id"], claim["id"])
+        return str(dict(line.split() for line in listed).get(claim["id"], claim["id"]))
 
     def inside(self, name: str, *command: str) -> str:
         return self.run("exec", name, *command)

@@ -1,5 +1,7 @@
 """A /usr of the sandbox's own, over the host's: with the engines in it as if they were installed, and writable.
 
+The same, without anything in it, for /var/lib and /opt: what engines write there is gone with the overlay.
+
 On a machine whose root lacks CAP_SYS_RESOURCE or whose cgroup tree lacks controllers, runc and crun in it are wrapped:
 what engines ask for and the kernel cannot give here is left out of the container's spec before the real runtime reads
 it (`humble_runtime.py`), and crun's own wish for locked memory, which it does not need, is granted in word only.
@@ -20,6 +22,8 @@ CRUN = Path("/usr/bin/crun")
 REAL = Path("/usr/libexec/test-real-runtimes")
 
 _NAMES = ("docker", "podman")
+_USR = Path("/usr")
+_WRITTEN = (Path("/var/lib"), Path("/opt"))  # where engines keep something whatever their settings say
 _WORK = Path("/run/test-usr")
 _DRIVERS = Path(__file__).parent
 _PRELOADED = REAL / "locked-memory.so"
@@ -33,22 +37,30 @@ def missing() -> list[str]:
 
 
 def mount() -> None:
-    """Put the overlay over /usr. Raises CalledProcessError."""
-    for name in (*_NAMES, "upper", "work"):
-        (_WORK / name).mkdir(parents=True)
+    """Put the overlays over /usr, /var/lib and /opt. Raises CalledProcessError."""
     for name in _NAMES:
+        (_WORK / name).mkdir(parents=True)
         subprocess.run(["mount", "--bind", str(ENGINES / name / "usr"), str(_WORK / name)], check=True)
-    lower = ":".join([*(f"{_WORK}/{name}" for name in _NAMES), "/usr"])
-    options = f"lowerdir={lower},upperdir={_WORK}/upper,workdir={_WORK}/work"
-    subprocess.run(["mount", "-t", "overlay", "-o", options, "test-usr", "/usr"], check=True)
+    _overlay(_USR, *(str(_WORK / name) for name in _NAMES))
+    for folder in _WRITTEN:
+        _overlay(folder)
     _wrap_runtimes()
 
 
 def unmount() -> None:
-    """Take the overlay away; a program that still runs from it keeps its files."""
-    for target in (Path("/usr"), *(_WORK / name for name in _NAMES)):
+    """Take the overlays away; a program that still runs from one keeps its files."""
+    for target in (*_WRITTEN, _USR, *(_WORK / name for name in _NAMES)):
         subprocess.run(["umount", "--lazy", str(target)], check=True)
     subprocess.run(["rm", "-rf", str(_WORK)], check=True)
+
+
+def _overlay(folder: Path, *above: str) -> None:
+    """Make a folder writable without a trace, with other folders' files above its own."""
+    upper, work = (_WORK / f"{folder.name}-{kind}" for kind in ("upper", "work"))
+    upper.mkdir()
+    work.mkdir()
+    options = f"lowerdir={':'.join([*above, str(folder)])},upperdir={upper},workdir={work}"
+    subprocess.run(["mount", "-t", "overlay", "-o", options, f"test-{folder.name}", str(folder)], check=True)
 
 
 def controllers() -> set[str]:

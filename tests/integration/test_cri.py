@@ -69,6 +69,13 @@ def test_containers_of_one_pod_have_gpus_of_their_own(cri: Cri) -> None:
     assert cri.held() == {"second": held["second"]}
 
 
+def test_an_annotation_of_the_container_asks_where_containerd_lets_it_through(cri: Cri) -> None:
+    cri.create("noted", "GPULATCH_GPUS=7", pod=cri.run_pod("pod"), annotations={"gpulatch.io/gpus": "5"})
+    cri.start("noted")
+    assert (cri.held(), cri.claim("noted")["source"]) == ({"noted": [5]}, "annotation gpulatch.io/gpus")
+    assert cri.opens("noted") == [5]
+
+
 def test_an_image_that_sets_all_gets_what_nobody_holds_alone(cri: Cri) -> None:
     cri.started("owner", "GPULATCH_GPUS=any:3")
     cri.started("image", image=CUDA)
