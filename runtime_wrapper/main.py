@@ -9,6 +9,7 @@ whose container never came to be ends with it and nothing has to be released.
 import os
 import signal
 import sys
+from dataclasses import replace
 from typing import NoReturn
 
 if __name__ == "__main__":  # started by path in isolated mode: the package lies in the folder above
@@ -28,7 +29,8 @@ def main(words: list[str]) -> NoReturn:
     invocation = story = None
     try:
         invocation = argv.parse(arguments, link, _working_directory(), os.environ, os.geteuid())
-        if invocation:
+        if invocation:  # one root has one name: dockerd says /var/run, which is a link to /run
+            invocation = replace(invocation, root=os.path.realpath(invocation.root))
             story = _story(runtime_name, link, invocation)
             prepare(link, invocation, story)
     except GpulatchError as error:

@@ -1,6 +1,7 @@
 """`gpulatch claims` and `gpulatch release`: who holds which GPU, and taking a hold back."""
 
 import json
+import os
 from typing import Any
 
 import click
@@ -57,7 +58,7 @@ def release(container_id: str, root: str | None, force: bool) -> None:
 
     Dead ones leave by themselves. What is released does not come back while its container runs.
     """
-    claim = Ledger().release(container_id, root, force=force, by_minor=gpus())
+    claim = Ledger().release(container_id, root and os.path.realpath(root), force=force, by_minor=gpus())
     click.echo(f"Released GPUs {_indices(claim)} of container {tables.printable(claim.container)}.")
 
 
