@@ -1,7 +1,6 @@
 """Real containerd on an engine host, used by `ctr`; its CRI plugin is the business of `drivers.cri`."""
 
 import itertools
-import os
 import subprocess
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,7 +16,7 @@ CONFIG = Path("/etc/containerd/config.toml")
 PAUSE = "localhost/box:latest"
 
 _DATA = Path("/run/test-containerd")
-_STATE = Path("/run/containerd")  # sockets of the shims and roots of the runtimes; containerd has no setting for it
+_ROOTS = Path("/run/containerd/runc")  # the runtimes' roots; the shims' sockets beside them may also be Docker's
 SOCKET = _DATA / "containerd.sock"
 
 _HANDLER = """
@@ -40,7 +39,7 @@ class Containerd(CommandLineEngine):
         self.log = WORK / "containerd.log"
         self._exec_ids = itertools.count()
         with ExitStack() as undo:
-            undo.callback(engine.clear, _DATA, _STATE)
+            undo.callback(engine.clear, _DATA, _ROOTS)
             self.start()
             undo.callback(self._end)
             self.load_images("default")
@@ -149,5 +148,4 @@ class Containerd(CommandLineEngine):
         return str(claim["id"])
 
     def end_shim_of(self, name: str) -> None:
-        (pid,) = [pid for pid, owner in self.shims().items() if owner == name]
-        os.kill(pid, 9)
+        engine.end([pid for pid, owner in self.shims().items() if owner == name])

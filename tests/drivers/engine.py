@@ -1,6 +1,7 @@
 """What the drivers of all engines share: which GPUs a container was given, by the book and by the kernel."""
 
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -143,7 +144,7 @@ def shims(word: str) -> dict[int, str]:
 def end(pids: Sequence[int]) -> None:
     """SIGKILL for processes, and wait until they are gone."""
     for pid in pids:
-        os.kill(pid, 9)
+        os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not any(alive(pid) for pid in pids))
 
 
