@@ -40,6 +40,19 @@ class Invocation:
     log_format: Literal["text", "json"]
 
 
+@dataclass(frozen=True, slots=True)
+class Update:
+    """A crun `update` with the new resources in a file: absolute, or `-` for standard input.
+
+    `options_end` is the index of the first word after the options.
+    """
+
+    container_id: str
+    root: str
+    resources: str
+    options_end: int
+
+
 def require_id(container_id: str) -> None:
     """Raises ContainerIdError unless this is an id that a runtime takes and that leads nowhere as part of a path."""
     if not _CONTAINER_ID.fullmatch(container_id) or container_id in (".", ".."):
@@ -53,10 +66,34 @@ def parse(args: Sequence[str], low_level: str, cwd: str, environ: Mapping[str, s
 
     `environ` and the effective `uid` decide the runtime's default state root.
     """
-    name = os.path.basename(low_level)
-    if name.startswith("crun") or name == "krun":
+    if is_crun(low_level):
         return _parse_crun(args, cwd, environ)
     return _parse_runc(args, cwd, environ, uid)
+
+
+def parse_update(args: Sequence[str], low_level: str, cwd: str, environ: Mapping[str, str]) -> Update | None:
+    """What a crun `update` changes by a file of resources, or None: it is another line, or another runtime's."""
+    head = _scan_argp(args, _CRUN_GLOBAL) if is_crun(low_level) else None
+    if not head or not head[1] or head[1][0] != "update":
+        return None
+    found = _scan_argp(head[1][1:], _CRUN_UPDATE)
+    resources = found[0].get("resources") if found else None
+    if not found or not resources or len(found[1]) != 1:
+        return None
+    end = len(args) - 1
+    root = _absolute((head[0] | found[0]).get("root", _crun_root(environ)), cwd)
+    return Update(
+        found[1][0],
+        root,
+        resources if resources == "-" else os.path.join(cwd, resources),
+        end - 1 if args[end - 1] == "--" else end,
+    )
+
+
+def is_crun(low_level: str) -> bool:
+    """Whether a low-level link is called with crun's command line, by its basename; else with runc's."""
+    name = os.path.basename(low_level)
+    return name.startswith("crun") or name == "krun"
 
 
 def _table(values: str, flags: str = "", stops: str = "help", optional: str = "") -> _Table:
@@ -188,7 +225,17 @@ _CRUN: Mapping[str, _Table] = {
         "detach tcp-established tcp-close ext-unix-sk shell-job file-locks",
     ),
 }
-_CRUN_SHORT = {"b": "bundle", "f": "config", "d": "detach"}  # and -v, -V, -?: crun prints something and exits
+_CRUN_UPDATE = _argp_table(
+    "resources blkio-weight cpu-period cpu-quota cpu-rt-period cpu-rt-runtime cpu-share cpuset-cpus cpuset-mems"
+    " kernel-memory kernel-memory-tcp memory memory-reservation memory-swap pids-limit l3-cache-schema mem-bw-schema",
+    "",
+)
+_CRUN_SHORT = {
+    "b": "bundle",
+    "f": "config",
+    "d": "detach",
+    "r": "resources",
+}  # and -v, -V, -?: crun prints something and exits
 # An abbreviation that fits both is not ambiguous and means the second: before crun 1.22 --rootless had the key of
 # --root, and the others are younger than crun 1.8.
 _LIKE = {"rootless": "root", "log-level": "log-format", "tcp-close": "tcp-established"}
@@ -207,18 +254,21 @@ def _parse_crun(args: Sequence[str], cwd: str, environ: Mapping[str, str]) -> In
     if log_format not in ("text", "json") or "" in (options.get("bundle"), options.get("config")):
         return None
     bundle, config = _absolute(options.get("bundle"), cwd), options.get("config", "config.json")
-    runtime_dir = environ.get("XDG_RUNTIME_DIR")
-    default_root = f"{runtime_dir}/crun" if runtime_dir else "/run/crun"
     return Invocation(
         subcommand,
         container_id=found[1][0],
         bundle=bundle,
         config=os.path.join(bundle if config == "config.json" else cwd, config),
         # crun looks at both after it has gone to the bundle
-        root=_absolute(options.get("root", default_root), bundle),
+        root=_absolute(options.get("root", _crun_root(environ)), bundle),
         log=_crun_log(options.get("log"), bundle),
         log_format="json" if log_format == "json" else "text",
     )
+
+
+def _crun_root(environ: Mapping[str, str]) -> str:
+    runtime_dir = environ.get("XDG_RUNTIME_DIR")
+    return f"{runtime_dir}/crun" if runtime_dir else "/run/crun"
 
 
 def _crun_log(log: str | None, bundle: str) -> str | None:

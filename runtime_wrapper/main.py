@@ -1,4 +1,4 @@
-"""`gpulatch-runtime create | run | restore`: from the engine's call to the low-level runtime, in reading order.
+"""`gpulatch-runtime create | run | restore` and crun's `update`: from the engine's call to the low-level runtime.
 
 The launcher starts this file by path, as `python3 -IS -B main.py RUNTIME_NAME LOW_LEVEL_LINK ARGUMENTS...`; every other
 subcommand never gets here. Standard library only. What can be refused is refused with one line and exit code 1 before
@@ -16,7 +16,7 @@ if __name__ == "__main__":  # started by path in isolated mode: the package lies
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 
 from runtime_wrapper import argv, engine, events, lowlevel, report, sources, spec
-from runtime_wrapper.argv import Invocation
+from runtime_wrapper.argv import Invocation, Update
 from runtime_wrapper.errors import GpulatchError
 from runtime_wrapper.events import Story
 
@@ -29,6 +29,8 @@ def main(words: list[str]) -> NoReturn:
     invocation = story = None
     try:
         invocation = argv.parse(arguments, link, _working_directory(), os.environ, os.geteuid())
+        if update := argv.parse_update(arguments, link, _working_directory(), os.environ):
+            arguments = _with_the_same_devices(update, arguments)
         if invocation:  # one root has one name: dockerd says /var/run, which is a link to /run
             invocation = replace(invocation, root=os.path.realpath(invocation.root))
             story = _story(runtime_name, link, invocation)
@@ -68,6 +70,12 @@ def prepare(link: str, invocation: Invocation, story: Story) -> None:
         from runtime_wrapper import pipeline  # here, because most containers ask for no GPU and need none of it
 
     pipeline.prepare(pipeline.Start(link, invocation, found, original, story), wishes)
+
+
+def _with_the_same_devices(update: Update, arguments: list[str]) -> list[str]:
+    from runtime_wrapper import crun_update  # here, because it is rare
+
+    return crun_update.with_the_same_devices(update, arguments)
 
 
 def _story(runtime_name: str, link: str, call: Invocation) -> Story:

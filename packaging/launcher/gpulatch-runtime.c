@@ -69,6 +69,7 @@ static const struct option crun_options[] = {
 };
 
 static const char *const wrapped[] = {"create", "run", "restore", 0};
+static const char *const wrapped_for_crun[] = {"create", "run", "restore", "update", 0};
 
 /* Every launcher of every build holds this text, and is smaller than that: so one launcher knows another. */
 static const char pipeline[] = "/runtime_wrapper/main.py";
@@ -597,7 +598,7 @@ static _Noreturn void launch(int argc, char **argv, char **envp)
 		subcommand = is_crun ? scan_crun(argv) : scan_runc(argv);
 		if (why)
 			continue;
-		if (subcommand && !is_off && is_one_of(argv[subcommand], wrapped))
+		if (subcommand && !is_off && is_one_of(argv[subcommand], is_crun ? wrapped_for_crun : wrapped))
 			exec_pipeline(argc, argv, envp);
 		error = exec_low_level(argv, envp);
 		why = "cannot be executed";

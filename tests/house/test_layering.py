@@ -15,7 +15,7 @@ LAYERS = (
     ("errors", "clock", "spelling"),
     ("trust", "atomic", "proc", "inventory", "lock"),
     ("spec", "argv", "runtime_state", "cuda", "lowlevel", "report", "request"),
-    ("liveness", "changes"),
+    ("liveness", "changes", "crun_update"),
     ("claim", "docker", "probe.checked", "probe.nvlink", "probe.procfs"),
     ("events", "engine", "sources", "search", "devices", "probe.sysfs", "probe.nodes", "probe.gpu_rules"),
     ("settings_values", "settings_folder", "placement", "edits", "recovery", "probe.machine"),

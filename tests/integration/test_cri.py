@@ -90,8 +90,9 @@ def test_a_process_started_by_exec_has_the_containers_gpus(cri: Cri, runtime: st
     assert cri.opens("box") == [4]  # asks by ExecSync
 
 
-def test_update_changes_nothing_about_the_gpus(cri: Cri) -> None:
-    cri.started("box", "NVIDIA_VISIBLE_DEVICES=4", runtime=ON_RUNC)
+@on_both
+def test_update_changes_nothing_about_the_gpus(cri: Cri, runtime: str) -> None:
+    cri.started("box", "NVIDIA_VISIBLE_DEVICES=4", runtime=runtime)
     cri.update("box", cpu_shares=512)
     assert cri.held() == {"box": [4]}
     assert cri.opens("box") == [4]
@@ -189,3 +190,26 @@ def test_pods_outlive_containerd_with_their_gpus(crashing: Cri) -> None:
     assert crashing.opens("box") == held["box"]
     crashing.stop("box")
     assert crashing.held() == {}
+
+
+@on_both
+def test_the_sandbox_of_a_pod_gets_nothing_whatever_its_image_says(cri: Cri, runtime: str) -> None:
+    cri.containerd.stop()
+    cri.containerd.start(pause="localhost/cuda:latest")
+    cri.wait_for_plugin()
+    try:
+        cri.run_pod("pod", runtime)
+        assert cri.host.claims() == []
+    finally:
+        cri.remove_all()
+        cri.containerd.stop()
+        start_daemon(cri)
+
+
+@on_both
+def test_an_annotation_of_the_pod_is_for_its_containers_and_not_for_its_sandbox(cri: Cri, runtime: str) -> None:
+    pod = cri.run_pod("pod", runtime, annotations={"gpulatch.io/gpus": "any:1"})
+    assert cri.host.claims() == []
+    cri.started("box", pod=pod)
+    assert cri.held() == {"box": cri.opens("box")}
+    assert len(cri.opens("box")) == 1

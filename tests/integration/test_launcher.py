@@ -438,6 +438,13 @@ def test_launcher_or_parse_pass_on_what_the_runtime_refuses(
 
 
 @pytest.mark.parametrize("low_level", ["runc", "crun"])
+def test_an_update_goes_to_python_for_crun_alone(libdir: Libdir, probe: Path, low_level: str) -> None:
+    """crun would take the GPUs away where the engine's resources have device rules, see runtime_wrapper/crun_update."""
+    line = "--root /r update --resources - id"
+    assert verdicts(libdir, probe, low_level, line) == (low_level == "crun", False)
+
+
+@pytest.mark.parametrize("low_level", ["runc", "crun"])
 @pytest.mark.parametrize("line", OTHER)
 def test_launcher_and_parse_pass_on_every_other_subcommand(
     libdir: Libdir, probe: Path, low_level: str, line: str

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from runtime_wrapper.argv import Invocation, parse
+from runtime_wrapper.argv import Invocation, Update, parse, parse_update
 
 DATA = Path(__file__).parent.parent / "data"
 CWD = "/cwd"
@@ -292,3 +292,23 @@ def test_crun_refuses_an_empty_bundle() -> None:
 @pytest.mark.parametrize("low_level", ["crun", "/x/crun-wasm", "krun", "crun1.27"])
 def test_the_basename_selects_cruns_grammar(low_level: str) -> None:
     assert found(crun("--roo /r create id", low_level)).root == "/r"
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("update --resources - c1", Update("c1", "/run/crun", "-", 3)),
+        ("--root /r update -r res.json c1", Update("c1", "/r", "/cwd/res.json", 5)),
+        ("--root=r update --resources=/x/y -- c1", Update("c1", "/cwd/r", "/x/y", 3)),
+        ("update --cpu-share 5 --resource /x c1", Update("c1", "/run/crun", "/x", 5)),
+        ("update --memory 5 c1", None),
+        ("update --resources - c1 c2", None),
+        ("update --resources -", None),
+        ("update --bogus --resources - c1", None),
+        ("state c1", None),
+        ("update --help --resources - c1", None),
+    ],
+)
+def test_an_update_of_crun_by_a_file(line: str, expected: Update | None) -> None:
+    assert parse_update(line.split(), "/x/crun", "/cwd", {}) == expected
+    assert parse_update(line.split(), "/x/runc", "/cwd", {}) is None
