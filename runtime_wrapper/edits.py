@@ -15,7 +15,7 @@ from runtime_wrapper import cuda, spec
 from runtime_wrapper.devices import DeviceNode, Numbers
 from runtime_wrapper.errors import HiddenDeviceError, NoDriverError, SpecError, quoted
 from runtime_wrapper.inventory import Gpu
-from runtime_wrapper.sources import CDI_PREFIX, NVIDIA_VARIABLE
+from runtime_wrapper.sources import CDI_PREFIX, NVIDIA_VARIABLE, is_ctrs_hook
 
 DEVICES_VARIABLE = "GPULATCH_DEVICES"
 CAPABILITIES_VARIABLE = "NVIDIA_DRIVER_CAPABILITIES"
@@ -155,7 +155,8 @@ def _drop_nvidia_hook(edited: spec.Json) -> None:
 
 
 def _is_nvidia_hook(entry: Any) -> bool:
-    return isinstance(entry, dict) and os.path.basename(str(entry.get("path", ""))) in _NVIDIA_HOOKS
+    named = isinstance(entry, dict) and os.path.basename(str(entry.get("path", ""))) in _NVIDIA_HOOKS
+    return named or is_ctrs_hook(entry)
 
 
 def _add_nodes(edited: spec.Json, nodes: Sequence[DeviceNode]) -> None:

@@ -3,6 +3,7 @@
 Hot: runs on every create, and ends it when nothing is said. Which of the wishes counts on this host is for `policy`.
 """
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -87,6 +88,22 @@ def _from_annotation(data: spec.Json, container_id: str) -> str | None:
     return spec.annotation(data, ANNOTATION)
 
 
+def _from_ctr(data: spec.Json, container_id: str) -> str | None:
+    """The GPUs of `ctr run --gpus`, which containerd hands to NVIDIA's tool by a hook (containerd contrib/nvidia)."""
+    stages = (hooks for hooks in spec.section(data, "hooks").values() if isinstance(hooks, list))
+    hooks = (hook for stage in stages for hook in stage if is_ctrs_hook(hook))
+    words = (word for hook in hooks for word in hook["args"])
+    devices = [word.partition("=")[2] for word in words if isinstance(word, str) and word.startswith("--device=")]
+    return ",".join(devices) if devices else None
+
+
+def is_ctrs_hook(hook: object) -> bool:
+    """Whether an entry of the spec's hooks is containerd's call of NVIDIA's tool."""
+    args = hook.get("args") if isinstance(hook, dict) else None
+    words = [os.path.basename(word) for word in args if isinstance(word, str)] if isinstance(args, list) else []
+    return "oci-hook" in words and "nvidia-container-cli" in words
+
+
 def _from_variable(name: str) -> Callable[[spec.Json, str], str | None]:
     return lambda data, container_id: spec.environment(data).get(name)
 
@@ -118,6 +135,7 @@ def _opens(rule: spec.Json) -> bool:
 SOURCES: dict[str, tuple[str, Callable[[spec.Json, str], str | None]]] = {
     "annotation": (f"annotation {ANNOTATION}", _from_annotation),
     "docker": ("docker DeviceRequests", docker.device_requests),
+    "ctr": ("ctr --gpus", _from_ctr),
     "gpulatch_gpus": (f"env {OWN_VARIABLE}", _from_variable(OWN_VARIABLE)),
     "nvidia_visible_devices": (f"env {NVIDIA_VARIABLE}", _from_variable(NVIDIA_VARIABLE)),
     "nodes": ("device rules of the spec", _from_nodes),

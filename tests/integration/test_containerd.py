@@ -190,3 +190,19 @@ def test_a_request_that_cannot_be_met_says_why(containerd: Containerd, wish: str
     line = refusal(refused.stderr)
     assert [word for word in words if word not in line] == []
     assert containerd.held() == {}
+
+
+@on_both
+def test_ctrs_own_gpus_are_booked_and_nvidias_tool_is_not_called(containerd: Containerd, runtime: str) -> None:
+    """The tool is a stand-in, which ctr looks for; the real one needs a driver."""
+    called = Path("/run/nvidia-tool-was-called")
+    tool = Path("/usr/bin/nvidia-container-cli")
+    tool.write_text(f"#!/bin/sh\ntouch {called}\n")
+    tool.chmod(0o755)
+    try:
+        containerd.started("box", "--gpus", "3", runtime=runtime)
+        assert (containerd.held(), containerd.opens("box")) == ({"box": [3]}, [3])
+        assert containerd.claim("box")["source"] == "ctr --gpus"
+        assert not called.exists()
+    finally:
+        tool.unlink()

@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
-from runtime_wrapper import policy, sources
+from runtime_wrapper import edits, policy, sources
+from runtime_wrapper.devices import Numbers
+from runtime_wrapper.edits import Grant
 from runtime_wrapper.errors import RequestError
 from runtime_wrapper.request import Request
 from runtime_wrapper.settings import Settings
@@ -234,3 +236,35 @@ def test_only_the_sources_named_may_ask_for_a_policy() -> None:
     with pytest.raises(RequestError, match="allow_monitor_from"):
         find(spec([], {"gpulatch.io/gpus": "all+policy=monitor"}), settings=careful)
     assert must(spec(["GPULATCH_GPUS=none+policy=exclusive"]), careful).none
+
+
+CTRS_HOOK = {
+    "path": "/usr/bin/containerd",
+    "args": [
+        *("containerd", "oci-hook", "--", "/usr/bin/nvidia-container-cli", "--load-kmods", "configure"),
+        *("--device=0,2", "--compute", "--utility", "--pid={{pid}}", "{{rootfs}}"),
+    ],
+}
+
+
+@pytest.mark.parametrize("stage", ["prestart", "createRuntime"])
+def test_what_ctr_was_asked_for_is_read_from_its_hook_which_then_goes(stage: str) -> None:
+    data = {**spec([]), "hooks": {stage: [{"path": "/bin/other"}, CTRS_HOOK], "poststop": None}}
+    wanted = must(data)
+    assert (wanted.source, wanted.named, wanted.policy) == ("ctr --gpus", ("0", "2"), "shared")
+    edited = edits.apply(data, Grant((), (), Numbers.assumed()))
+    assert edited["hooks"][stage] == [{"path": "/bin/other"}]
+
+
+@pytest.mark.parametrize(
+    "hook",
+    [
+        {"path": "/usr/bin/containerd", "args": ["containerd", "oci-hook", "--", "/usr/bin/other", "--device=0"]},
+        {"path": "/usr/bin/containerd", "args": "oci-hook nvidia-container-cli --device=0"},
+        {"path": "/usr/bin/containerd"},
+        "nvidia-container-cli",
+        None,
+    ],
+)
+def test_other_hooks_ask_for_nothing(hook: object) -> None:
+    assert find({**spec([]), "hooks": {"prestart": [hook]}}) is None
