@@ -16,7 +16,6 @@ from time import perf_counter_ns, process_time_ns
 from typing import Any
 
 from runtime_wrapper import clock, trust
-from runtime_wrapper.claim import Claim
 from runtime_wrapper.errors import GpulatchError
 
 DIRECTORY = "/var/log/gpulatch"
@@ -74,37 +73,22 @@ class Story:
 
     def to_json(self) -> dict[str, Any]:
         """The event; keys as in `schemas/event.json`."""
-        event = _event(self.kind, {key: getattr(self, key) for key in _CONTAINER})
-        event |= {key: getattr(self, key) for key in ("mode", "said", "request", "policy", "devices")}
-        event |= {key: [*getattr(self, key)][:MAX_LINES] for key in ("reasons", "edits", "notes")}
-        event["request"] = self.request and self.request[:MAX_TEXT]
+        told = event(self.kind, {key: getattr(self, key) for key in CONTAINER})
+        told |= {key: getattr(self, key) for key in ("mode", "said", "request", "policy", "devices")}
+        told |= {key: [*getattr(self, key)][:MAX_LINES] for key in ("reasons", "edits", "notes")}
+        told["request"] = self.request and self.request[:MAX_TEXT]
         if self.error:
-            event["error"] = {"code": self.error.code, "message": str(self.error)}
+            told["error"] = {"code": self.error.code, "message": str(self.error)}
         phases = {**self.phases_ms, "all": (perf_counter_ns() - self.began) / 1e6}
-        event["phases_ms"] = {name: round(duration, 3) for name, duration in phases.items()}
-        return event
+        told["phases_ms"] = {name: round(duration, 3) for name, duration in phases.items()}
+        return told
 
 
-_CONTAINER = ("id", "name", "engine", "root", "bundle", "runtime", "low_level")
+CONTAINER = ("id", "name", "engine", "root", "bundle", "runtime", "low_level")
 
 
-def of_claim(kind: str, claim: Claim) -> dict[str, Any]:
-    """An event about a container that holds GPUs, or did."""
-    container = {key: getattr(claim, key) for key in _CONTAINER if key != "low_level"}
-    event = _event(kind, {**container, "low_level": None})
-    event["request"], event["policy"] = claim.request[:MAX_TEXT], claim.policy
-    event["devices"] = [device.to_json() for device in claim.devices]
-    return event
-
-
-def of_ledger(why: str, claims: int) -> dict[str, Any]:
-    """The event of a ledger that was made anew."""
-    event = _event(REBUILT, None)
-    event["notes"] = [f"the ledger was made anew from {claims} running containers: {why}"]
-    return event
-
-
-def _event(kind: str, container: dict[str, Any] | None) -> dict[str, Any]:
+def event(kind: str, container: dict[str, Any] | None) -> dict[str, Any]:
+    """An event that tells nothing yet but its kind and its container."""
     return {
         "schema": SCHEMA,
         "time": clock.now(),
@@ -125,7 +109,7 @@ def _event(kind: str, container: dict[str, Any] | None) -> dict[str, Any]:
 
 def append(events: Iterable[dict[str, Any]]) -> None:
     """Add events to the log, as well as that can be done."""
-    lines = "".join(json.dumps(event) + "\n" for event in events).encode(errors="backslashreplace")
+    lines = "".join(json.dumps(one) + "\n" for one in events).encode(errors="backslashreplace")
     if not lines:
         return
     try:

@@ -26,6 +26,7 @@ ROOTS_FILE = "roots.json"
 NO_DEVICES: Mapping[int, Device] = {}
 
 Found = TypeVar("Found")
+Event = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ class Ledger:
                 raise LiveClaimError(f"container {found[0].container}", self.state_dir, why, "stop it, or add --force")
             book.remove(found)
             book.released.append(found[0].token)
-        events.append([events.of_claim(events.RELEASED, found[0])])
+        events.append([_event(events.RELEASED, found[0])])
         return found[0]
 
     def prepare(self) -> None:
@@ -188,12 +189,22 @@ def parse(raw: bytes, where: str) -> Book:
     return _told(reconciled, written)
 
 
-def _events(book: Book) -> list[dict[str, Any]]:
+def _events(book: Book) -> list[Event]:
     """What a changed book tells beside the change that was asked for."""
-    ended = [events.of_claim(events.ENDED, claim) for claim in book.ended]
-    found = [events.of_claim(events.FOUND, claim) for claim in book.found]
-    lost = [events.of_ledger(book.lost, len(book.found))] if book.lost and (book.found or book.set_aside) else []
-    return ended + lost + found
+    ended = [_event(events.ENDED, claim) for claim in book.ended]
+    found = [_event(events.FOUND, claim) for claim in book.found]
+    if not book.lost or not (book.found or book.set_aside):
+        return ended + found
+    rebuilt = events.event(events.REBUILT, None)
+    rebuilt["notes"] = [f"the ledger was made anew from {len(book.found)} running containers: {book.lost}"]
+    return [*ended, rebuilt, *found]
+
+
+def _event(kind: str, claim: Claim) -> Event:
+    container = {key: getattr(claim, key, None) for key in events.CONTAINER}
+    devices = [device.to_json() for device in claim.devices]
+    request = claim.request[: events.MAX_TEXT]
+    return {**events.event(kind, container), "request": request, "policy": claim.policy, "devices": devices}
 
 
 def _told(look: Callable[..., Found], *arguments: Any) -> Found:

@@ -35,7 +35,8 @@ ROOTS = (
 # What reading a text that is no record of ours raises.
 _NO_RECORD = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
-_MAY_HAVE_GPUS = re.compile(rb'"major"\s*:\s*195\b|nvidia-container-|gpulatch\.io/record')
+_GPU_MAJOR = re.compile(rb'"major"\s*:\s*195\b')
+_GPU_WORDS = (spec.RECORD_MARK.encode(), b"nvidia-container-")
 _INTERPRETER_WORDS = 4  # a low-level runtime may be a script: interpreter, its options, then the link
 _NODE = re.compile(r"nvidia([0-9]{1,3})")
 _NVIDIA_HOOK = "nvidia-container-"  # nvidia-container-runtime-hook, nvidia-container-toolkit, -cli below containerd
@@ -54,7 +55,7 @@ def running(by_minor: Mapping[int, Device], more_roots: tuple[str, ...] = ()) ->
     found = []
     for root in dict.fromkeys((*_default_roots(), *more_roots)):
         for container_id in _folders(root):
-            state = runtime_state.read(root, container_id, _MAY_HAVE_GPUS.search)
+            state = runtime_state.read(root, container_id, _may_have_gpus)
             if state and (claim := _claim(state, by_minor)):
                 found.append(claim)
     return sorted(found, key=lambda claim: claim.since)
@@ -68,6 +69,11 @@ def starting() -> list[Claim]:
         if pid.isdecimal() and (claim := _being_started(int(pid))):
             found.append(claim)
     return found
+
+
+def _may_have_gpus(raw: bytes) -> bool:
+    """Whether a runtime's state is worth reading; most are not, and each create looks at all of them."""
+    return any(word in raw for word in _GPU_WORDS) or (b"195" in raw and _GPU_MAJOR.search(raw) is not None)
 
 
 def _claim(state: RuntimeState, by_minor: Mapping[int, Device]) -> Claim | None:

@@ -14,10 +14,10 @@ PACKAGES = ("runtime_wrapper", "hooks", "schemas")
 LAYERS = (
     ("errors", "clock", "spelling"),
     ("trust", "atomic", "proc", "inventory", "lock"),
-    ("spec", "argv", "runtime_state", "cuda", "lowlevel", "report", "request"),
+    ("spec", "argv", "runtime_state", "cuda", "lowlevel", "report", "request", "events"),
     ("liveness", "changes", "crun_update"),
     ("claim", "docker", "probe.checked", "probe.nvlink", "probe.procfs"),
-    ("events", "engine", "sources", "search", "devices", "probe.sysfs", "probe.nodes", "probe.gpu_rules"),
+    ("engine", "sources", "search", "devices", "probe.sysfs", "probe.nodes", "probe.gpu_rules"),
     ("settings_values", "settings_folder", "placement", "edits", "recovery", "probe.machine"),
     ("settings_cache", "settings_toml", "book", "probe.host"),
     ("settings_reading", "ledger", "snapshot", "probe.child"),
