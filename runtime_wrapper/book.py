@@ -13,6 +13,7 @@ from runtime_wrapper.claim import Claim, Past
 from runtime_wrapper.errors import LiveClaimError, quoted
 from runtime_wrapper.inventory import Inventory
 from runtime_wrapper.placement import Holder
+from runtime_wrapper.request import EXCLUSIVE, MONITOR
 
 SCHEMA = "gpulatch-ledger/2"
 _SCHEMA_1 = "gpulatch-ledger/1"
@@ -79,6 +80,17 @@ class Book:
             if claim.config == config and claim.init is None and not claim.observed:
                 why = f"container {claim.container} is being started from this file right now"
                 raise LiveClaimError("container spec", config, why, "start the two one after the other")
+
+    def excluding(self, claim: Claim) -> Claim | None:
+        """A booked claim on a device of this one that does not go together with it; None when there is none."""
+        if claim.policy == MONITOR:
+            return None
+        for booked in self.claims:
+            counts = not booked.observed and booked.policy != MONITOR
+            alone = EXCLUSIVE in (booked.policy, claim.policy)
+            if counts and alone and set(booked.devices) & set(claim.devices):
+                return booked
+        return None
 
     def adopt(self, found: Sequence[Claim]) -> None:
         """Book containers that run with GPUs unbooked, but for those released by hand. Raises OSError."""

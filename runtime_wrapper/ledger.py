@@ -66,6 +66,17 @@ class Ledger:
         finally:
             os.close(directory)
 
+    def still_names(self, claim: Claim) -> bool:
+        """Whether the ledger's text has a claim; cheap, without the lock, and False where it cannot be read."""
+        directory = self._open(create=True)
+        try:
+            text = trust.read_file(directory, FILE, "ledger", self.state_dir)
+        except (FileNotFoundError, UntrustedPathError):
+            return False
+        finally:
+            os.close(directory)
+        return f'"holder": {json.dumps(claim.holder.to_json())}'.encode() in text
+
     def release(
         self, container: str, root: str | None, *, force: bool, by_minor: Mapping[int, Device] = NO_DEVICES
     ) -> Claim:

@@ -105,6 +105,8 @@ def _give(start: Start, wanted: Request, rules: Settings) -> None:
         start.story.edits = changes.between(start.original.data, edited)
     with start.story.phase("write"):
         spec.write(start.original, edited, claim.token if claim else None, claim.record() if claim else "")
+        if claim:
+            _require_booked(claim, wanted)
 
 
 def _observe(start: Start, wanted: Request, rules: Settings) -> None:
@@ -214,6 +216,24 @@ def _choose(book: Book, start: Start, wanted: Request, inventory: Inventory, rul
     book.refuse_shared_spec(call.config)
     before = book.had_before(call.container_id, call.root, inventory)
     return placement.choose(wanted, inventory, book.holders(inventory), placement_rules(rules), before)
+
+
+def _require_booked(claim: Claim, wanted: Request) -> None:
+    """Book again what was lost with the ledger before the spec was written: only from then on a lost claim is found.
+
+    Raises HeldDeviceError when somebody else got one of the GPUs meanwhile.
+    """
+    ledger = Ledger()
+    if ledger.still_names(claim):
+        return
+    with ledger.locked() as book:
+        if claim.token in [booked.token for booked in book.claims]:
+            return
+        holder = book.excluding(claim)
+        if holder:
+            why = f"the ledger was lost during this start, and container {holder.container} got one of its GPUs"
+            raise HeldDeviceError(f"container {claim.container}", wanted.where, why, "start it again")
+        book.add(claim)
 
 
 def placement_rules(rules: Settings) -> Rules:

@@ -37,7 +37,9 @@ _NO_RECORD = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 _GPU_MAJOR = re.compile(rb'"major"\s*:\s*195\b')
 _GPU_WORDS = (spec.RECORD_MARK.encode(), b"nvidia-container-")
-_INTERPRETER_WORDS = 4  # a low-level runtime may be a script: interpreter, its options, then the link
+# Among how many words the link to the low-level runtime stands on a command line: a runtime may be a script, and our
+# own Python is about to become the runtime once it has written the spec.
+_LINK_WORDS = 6
 _NODE = re.compile(r"nvidia([0-9]{1,3})")
 _NVIDIA_HOOK = "nvidia-container-"  # nvidia-container-runtime-hook, nvidia-container-toolkit, -cli below containerd
 
@@ -62,8 +64,10 @@ def running(by_minor: Mapping[int, Device], more_roots: tuple[str, ...] = ()) ->
 
 
 def starting() -> list[Claim]:
-    """The claims of containers whose low-level runtime is at work and has written no state yet; slow, looks at all
-    processes. Such a process is the holder that its container's spec names."""
+    """The claims of containers whose low-level runtime is at work, or about to be, and has written no state yet.
+
+    Slow, for it looks at all processes. Such a process is the holder that its container's spec names.
+    """
     found = []
     for pid in _folders("/proc"):
         if pid.isdecimal() and (claim := _being_started(int(pid))):
@@ -131,7 +135,7 @@ def _written_by_us(claim: Claim, digest: str | None) -> bool:
 def _being_started(pid: int) -> Claim | None:
     """The claim of which a process is the holder, if it has become a low-level runtime of ours."""
     words = [os.fsdecode(word) for word in (proc.read(f"/proc/{pid}/cmdline") or b"").split(b"\0")[:-1]]
-    links = [number for number, word in enumerate(words[:_INTERPRETER_WORDS]) if "/low-level/" in word]
+    links = [number for number, word in enumerate(words[:_LINK_WORDS]) if "/low-level/" in word]
     if not links:
         return None
     try:

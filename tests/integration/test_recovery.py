@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from drivers.bundle import Bundle
 from drivers.docker import wait_until
-from drivers.host import ROOT, STATE, Host, private_directory
+from drivers.host import PRIVATE, ROOT, STATE, Host, private_directory
 
 pytestmark = pytest.mark.needs("sandbox", "root", "build", "runc")
 
@@ -206,3 +206,42 @@ def test_a_create_that_is_not_over_when_the_ledger_is_lost_keeps_its_claim(host:
     assert host.start(Bundle(tmp_path, "next").asking_for("any:2").path, "next").returncode == 0
     assert host.held() == {"slow": [0, 1, 2, 3, 4, 5], "next": [6, 7]}
     assert [claim["stage"] for claim in host.claims()] == ["running", "running"]
+
+
+def stop_at_spec_write(host: Host, folder: Path, bundle: Bundle) -> subprocess.Popen[bytes]:
+    """A create of a container that stops itself after booking, when its spec is not written yet."""
+    private = folder / "private"
+    private_directory(private, "gpulatch-stopped", "/usr/sbin/runc")
+    (private / "runtime_wrapper").unlink()
+    shutil.copytree(PRIVATE / "runtime_wrapper", private / "runtime_wrapper")
+    path = private / "runtime_wrapper/spec.py"
+    stopping = "def write(*words):\n    os.kill(os.getpid(), 19)\n    _write(*words)\n\n\ndef _write("
+    path.write_text(path.read_text().replace("def write(", stopping))
+    command = [str(private / "bin/gpulatch-stopped"), "--root", ROOT, "run", "--detach", "--bundle", str(bundle.path)]
+    with (folder / "told").open("w") as told:  # a pipe would be the container's as long as it runs
+        creating = subprocess.Popen([*command, "slow"], stdin=subprocess.DEVNULL, stderr=told)
+    wait_until(lambda: ") T " in Path(f"/proc/{creating.pid}/stat").read_text())
+    return creating
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_claim_lost_before_the_spec_is_written_is_booked_again_or_the_start_refused(
+    host: Host, tmp_path: Path, others: int
+) -> None:
+    creating = stop_at_spec_write(host, tmp_path, Bundle(tmp_path, "slow").asking_for("any:6"))
+    try:
+        assert host.held() == {"slow": [0, 1, 2, 3, 4, 5]}
+        LEDGER.unlink()
+        for number in range(others):
+            bundle = Bundle(tmp_path, f"late{number}").asking_for("any:4")
+            assert host.start(bundle.path, f"late{number}").returncode == 0
+    finally:
+        os.kill(creating.pid, 18)
+    code, told = creating.wait(30), (tmp_path / "told").read_text()
+    if others:
+        assert code == 1
+        assert "the ledger was lost during this start, and container late0 got one of its GPUs" in told
+        assert list(host.held()) == ["late0"]
+    else:
+        assert (code, told) == (0, "")
+        assert host.held() == {"slow": [0, 1, 2, 3, 4, 5]}
