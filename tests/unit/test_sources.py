@@ -268,3 +268,42 @@ def test_what_ctr_was_asked_for_is_read_from_its_hook_which_then_goes(stage: str
 )
 def test_other_hooks_ask_for_nothing(hook: object) -> None:
     assert find({**spec([]), "hooks": {"prestart": [hook]}}) is None
+
+
+def test_every_wish_is_heard_with_what_becomes_of_it() -> None:
+    data = spec(["NVIDIA_VISIBLE_DEVICES=all", "GPULATCH_GPUS=any:2"], {"gpulatch.io/gpus": "3"})
+    wishes = sources.wishes(data, "c1")
+
+    def heard(settings: Settings) -> dict[str, str]:
+        choice = policy.choose(wishes, settings, privileged=False)
+        return {one.wish.source: one.verdict for one in choice.heard}
+
+    assert heard(Settings()) == {
+        "annotation": policy.COUNTS,
+        "gpulatch_gpus": policy.NOT_REACHED,
+        "nvidia_visible_devices": policy.NOT_REACHED,
+    }
+    assert heard(Settings(sources=("nvidia_visible_devices", "gpulatch_gpus"), lone_all="none")) == {
+        "gpulatch_gpus": policy.COUNTS,
+        "nvidia_visible_devices": "left out: all by itself is the image's (lone_all = none)",
+        "annotation": "left out: the setting sources does not name annotation",
+    }
+    assert heard(Settings(accept_env="privileged", sources=("gpulatch_gpus",)))["gpulatch_gpus"].startswith("left out")
+
+
+def test_void_ends_the_search_and_an_error_is_the_one_that_counts() -> None:
+    def verdicts(*env: str) -> list[str]:
+        choice = policy.choose(sources.wishes(spec([*env]), "c1"), Settings(), privileged=False)
+        assert (choice.error is not None) == ("GPULATCH_GPUS=rubbish" in env)
+        return [one.verdict for one in choice.heard]
+
+    assert verdicts("GPULATCH_GPUS=void", "NVIDIA_VISIBLE_DEVICES=all") == [policy.VOID, policy.NOT_REACHED]
+    assert verdicts("GPULATCH_GPUS=rubbish", "NVIDIA_VISIBLE_DEVICES=all") == [policy.COUNTS, policy.NOT_REACHED]
+
+
+@pytest.mark.parametrize("name", ["io.kubernetes.cri.container-type", "io.kubernetes.cri-o.ContainerType"])
+def test_a_pods_own_container_wishes_nothing_but_what_its_rules_open(name: str) -> None:
+    data = spec(["GPULATCH_GPUS=any:2"], {name: "sandbox", "gpulatch.io/gpus": "1"})
+    assert find(data) is None
+    assert must({**data, **rules(rule(minor=3))}).named == ("/dev/nvidia3",)
+    assert must(spec(["GPULATCH_GPUS=any:2"], {name: "container"})).count == 2
