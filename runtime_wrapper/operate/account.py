@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runtime_wrapper import events, liveness, placement, request, runtime_state, settings
+from runtime_wrapper import events, liveness, placement, policy, request, runtime_state, settings
 from runtime_wrapper.book import Book
 from runtime_wrapper.claim import Claim, devices_by_minor
 from runtime_wrapper.engine import DIRECT
@@ -140,16 +140,18 @@ def _now(key: Key, start: Event | None, claim: Claim | None, book: Book, invento
 def _asked_again(start: Event, book: Book, inventory: Inventory) -> str:
     """What would become of a refused request now."""
     text = start["request"]
+    place = next((said["place"] for said in start["said"] if said["verdict"] == policy.COUNTS), "the same request")
     if len(text) >= events.MAX_TEXT:
         return "its request is too long for the event log to say what it would get now"
     try:
-        wanted = request.parse(text, "the same request")
+        wanted = request.parse(text, place)
         if wanted is None:
             return "asked again now, it asks for no GPU"
         rules = placement_rules(settings.load(start["container"]["runtime"]))
         offer = placement.choose(wanted, inventory, book.holders(inventory), rules)
     except GpulatchError as error:
-        return f"asked again now: {error}"
+        same = str(error) == start["error"]["message"]
+        return "asked again now, it would be refused for the same reason" if same else f"asked again now: {error}"
     return f"asked again now, it would get GPUs {','.join(str(gpu.index) for gpu in offer.gpus)}: start it again"
 
 

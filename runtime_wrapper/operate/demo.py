@@ -97,6 +97,7 @@ class Story:
         if done.returncode == 0:
             raise RuntimeError(f"container {name} should have been refused")
         self.console.print(Panel(Text(tables.printable(done.stderr.strip())), title=f"exit code {done.returncode}"))
+        self.gpulatch("explain", name)
 
     def show_access(self) -> None:
         """Try every node from inside each container."""

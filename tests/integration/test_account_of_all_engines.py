@@ -132,7 +132,7 @@ def test_a_refused_container_is_explained_by_what_stands_in_its_way(engines: Eng
     assert "it was refused" in text
     assert f"GPU {own}" in text
     assert "held by container docker-own" in text
-    assert "asked again now: " in text
+    assert "asked again now, it would be refused for the same reason" in text
     wrong = engines.ask(f"{kind}-wrong", engine, "NVIDIA_VISIBLE_DEVICES=99", "gpulatch")
     assert wrong is not None
     assert "this host has GPUs 0-7" in explained(engines, f"{kind}-wrong")
