@@ -68,7 +68,10 @@ class Ledger:
 
     def still_names(self, claim: Claim) -> bool:
         """Whether the ledger's text has a claim; cheap, without the lock, and False where it cannot be read."""
-        directory = self._open(create=True)
+        try:
+            directory = self._open(create=False)
+        except (FileNotFoundError, UntrustedPathError):
+            return False
         try:
             text = trust.read_file(directory, FILE, "ledger", self.state_dir)
         except (FileNotFoundError, UntrustedPathError):

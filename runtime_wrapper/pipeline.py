@@ -106,7 +106,7 @@ def _give(start: Start, wanted: Request, rules: Settings) -> None:
     with start.story.phase("write"):
         spec.write(start.original, edited, claim.token if claim else None, claim.record() if claim else "")
         if claim:
-            _require_booked(claim, wanted)
+            _require_booked(claim, wanted, start)
 
 
 def _observe(start: Start, wanted: Request, rules: Settings) -> None:
@@ -218,15 +218,22 @@ def _choose(book: Book, start: Start, wanted: Request, inventory: Inventory, rul
     return placement.choose(wanted, inventory, book.holders(inventory), placement_rules(rules), before)
 
 
-def _require_booked(claim: Claim, wanted: Request) -> None:
+def _require_booked(claim: Claim, wanted: Request, start: Start) -> None:
     """Book again what was lost with the ledger before the spec was written: only from then on a lost claim is found.
 
     Raises HeldDeviceError when somebody else got one of the GPUs meanwhile.
     """
-    ledger = Ledger()
-    if ledger.still_names(claim):
+    if Ledger().still_names(claim):
         return
-    with ledger.locked() as book:
+    try:
+        _book_again(claim, wanted)
+    except GpulatchError:
+        spec.put_back(start.original)
+        raise
+
+
+def _book_again(claim: Claim, wanted: Request) -> None:
+    with Ledger().locked() as book:
         if claim.token in [booked.token for booked in book.claims]:
             return
         holder = book.excluding(claim)

@@ -38,7 +38,9 @@ def test_a_granted_container_is_told_from_the_wish_to_the_edits(host: Host, tmp_
     assert "Container web, started without an engine, runtime gpulatch-runtime on runc" in text
     assert 'env GPULATCH_GPUS: "any:2": counts' in text
     assert 'env NVIDIA_VISIBLE_DEVICES: "all": not reached: an earlier place counts' in text
-    assert "says nothing: annotation gpulatch.io/gpus, docker DeviceRequests, ctr --gpus, device rules of the spec" in text
+    assert (
+        "says nothing: annotation gpulatch.io/gpus, docker DeviceRequests, ctr --gpus, device rules of the spec" in text
+    )
     assert re.search(r"GPU 0  GPU-[-0-9a-f]{36}  0000:03:00.0  exclusive", text)
     assert "because: GPUs 0,1: most NVLink bandwidth between them" in text
     assert "device node /dev/nvidia1 195:1 added" in text

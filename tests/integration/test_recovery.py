@@ -228,7 +228,8 @@ def stop_at_spec_write(host: Host, folder: Path, bundle: Bundle) -> subprocess.P
 def test_a_claim_lost_before_the_spec_is_written_is_booked_again_or_the_start_refused(
     host: Host, tmp_path: Path, others: int
 ) -> None:
-    creating = stop_at_spec_write(host, tmp_path, Bundle(tmp_path, "slow").asking_for("any:6"))
+    slow = Bundle(tmp_path, "slow").asking_for("any:6")
+    creating = stop_at_spec_write(host, tmp_path, slow)
     try:
         assert host.held() == {"slow": [0, 1, 2, 3, 4, 5]}
         LEDGER.unlink()
@@ -242,6 +243,7 @@ def test_a_claim_lost_before_the_spec_is_written_is_booked_again_or_the_start_re
         assert code == 1
         assert "the ledger was lost during this start, and container late0 got one of its GPUs" in told
         assert list(host.held()) == ["late0"]
+        assert slow.on_disk() == slow.spec
     else:
         assert (code, told) == (0, "")
         assert host.held() == {"slow": [0, 1, 2, 3, 4, 5]}
