@@ -20,7 +20,7 @@ _SCHEMA_1 = "gpulatch-ledger/1"
 MAX_PAST = 256  # containers whose GPUs are remembered for a restart, or that an administrator released
 
 # What reading a damaged ledger raises.
-DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+DAMAGE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
 @dataclass(slots=True)

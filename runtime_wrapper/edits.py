@@ -6,7 +6,7 @@ runs in the container. GPU nodes and rules that the spec brought along and the g
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -15,14 +15,11 @@ from runtime_wrapper import cuda, spec
 from runtime_wrapper.devices import DeviceNode, Numbers
 from runtime_wrapper.errors import HiddenDeviceError, NoDriverError, SpecError, quoted
 from runtime_wrapper.inventory import Gpu
-from runtime_wrapper.sources import CDI_PREFIX, NVIDIA_VARIABLE, is_ctrs_hook
+from runtime_wrapper.sources import CDI_PREFIX, NVIDIA_VARIABLE, is_ctrs_hook, is_nvidia_hook
 
 DEVICES_VARIABLE = "GPULATCH_DEVICES"
 CAPABILITIES_VARIABLE = "NVIDIA_DRIVER_CAPABILITIES"
 DEFAULT_CAPABILITIES = frozenset({"compute", "utility"})
-
-# NVIDIA's prestart hook, by its installed names: it would inject a second time what the spec already holds.
-_NVIDIA_HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +43,7 @@ def apply(data: spec.Json, grant: Grant) -> spec.Json:
     _refuse_hidden(data, grant.nodes)
     edited = _copied(data)
     _drop_gpu_access(edited, grant)
-    _drop_nvidia_hook(edited)
+    _drop_hooks(edited, is_nvidia_hook)
     _add_nodes(edited, grant.nodes)
     _set_variables(edited, grant)
     return edited
@@ -56,6 +53,7 @@ def silence_nvidia(data: spec.Json) -> spec.Json:
     """The spec with nothing in it on which NVIDIA's own runtime or hook would act by itself. Raises SpecError."""
     edited = _copied(data)
     _drop_cdi_annotations(edited)
+    _drop_hooks(edited, is_ctrs_hook)
     _set_environment(edited, {NVIDIA_VARIABLE: "void"})
     return edited
 
@@ -141,22 +139,11 @@ def _require_plain(entry: Any, where: str) -> None:
         raise SpecError(spec.WHAT, where, why, "give type, major and minor as the OCI specification has them")
 
 
-def has_nvidia_hook(data: spec.Json) -> bool:
-    """Whether NVIDIA's prestart hook is in the spec: dockerd adds it for every `--gpus`, `--gpus 0` too."""
-    stages = spec.section(data, "hooks").values()
-    return any(_is_nvidia_hook(entry) for entries in stages if isinstance(entries, list) for entry in entries)
-
-
-def _drop_nvidia_hook(edited: spec.Json) -> None:
+def _drop_hooks(edited: spec.Json, unwanted: Callable[[object], bool]) -> None:
     hooks = spec.section(edited, "hooks")
     for stage, entries in hooks.items():
         if isinstance(entries, list):
-            hooks[stage] = [entry for entry in entries if not _is_nvidia_hook(entry)]
-
-
-def _is_nvidia_hook(entry: Any) -> bool:
-    named = isinstance(entry, dict) and os.path.basename(str(entry.get("path", ""))) in _NVIDIA_HOOKS
-    return named or is_ctrs_hook(entry)
+            hooks[stage] = [entry for entry in entries if not unwanted(entry)]
 
 
 def _add_nodes(edited: spec.Json, nodes: Sequence[DeviceNode]) -> None:

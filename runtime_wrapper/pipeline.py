@@ -132,7 +132,7 @@ def _without_request(start: Start, rules: Settings) -> None:
     if rules.mode == settings.OBSERVE:
         return
     data = start.original.data
-    if (start.delegate or edits.has_nvidia_hook(data)) and sources.nvidia_would_act(data):
+    if (start.delegate or sources.has_nvidia_hook(data)) and sources.nvidia_would_act(data):
         silenced = edits.silence_nvidia(data)
         spec.write(start.original, silenced, None)
         start.story.edits = changes.between(data, silenced)
@@ -184,9 +184,12 @@ def _book(start: Start, wanted: Request, rules: Settings, *, observed: bool) -> 
     ledger.prepare()
     with story.phase("inventory"):
         inventory = snapshot.load()
+    by_minor = devices_by_minor(inventory)
+    with story.phase("look"):
+        running = ledger.running(by_minor)
     with ExitStack() as locked:
         with story.phase("lock"):
-            book = locked.enter_context(ledger.locked(devices_by_minor(inventory)))
+            book = locked.enter_context(ledger.locked(by_minor, running))
         with story.phase("choose"):
             offer = _choose(book, start, wanted, inventory, rules)
             claim = Claim(

@@ -5,8 +5,9 @@ Hot: runs on every create, and ends it when nothing is said. Which of the wishes
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from runtime_wrapper import docker, spec
 
@@ -21,6 +22,9 @@ LAST_GPU_MINOR = 247
 # Engines whose annotations include the image's own, so that an image could ask for GPUs by itself.
 _ANNOTATIONS_OF_IMAGES = ("libpod", "cri-o")
 _CONTAINER_TYPES = ("io.kubernetes.cri.container-type", "io.kubernetes.cri-o.ContainerType")
+# NVIDIA's prestart hook, by its installed names.
+_NVIDIA_HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")
+
 _SAYS_SOMETHING = re.compile(r"[^,\s]")
 
 
@@ -71,15 +75,27 @@ def privileged(data: spec.Json) -> bool:
     return isinstance(bounding, list) and "CAP_SYS_ADMIN" in bounding
 
 
-def nvidia_would_act(data: spec.Json) -> bool:
-    """Whether NVIDIA's own runtime might give GPUs to a container that gpulatch gives none.
+def has_nvidia_hook(data: spec.Json) -> bool:
+    """Whether NVIDIA's prestart hook is in the spec: dockerd adds it for every `--gpus`, `--gpus 0` too."""
+    return any(is_nvidia_hook(hook) for hook in _hooks(data))
 
-    It acts on `NVIDIA_VISIBLE_DEVICES`, on old CUDA images by their `CUDA_VERSION` alone, and on CDI annotations.
+
+def is_nvidia_hook(hook: object) -> bool:
+    """Whether an entry of the spec's hooks would inject by itself what gpulatch gives or denies."""
+    named = isinstance(hook, dict) and os.path.basename(str(hook.get("path", ""))) in _NVIDIA_HOOKS
+    return named or is_ctrs_hook(hook)
+
+
+def nvidia_would_act(data: spec.Json) -> bool:
+    """Whether NVIDIA's own runtime or hook might give GPUs to a container that gpulatch gives none.
+
+    They act on `NVIDIA_VISIBLE_DEVICES`, on old CUDA images by their `CUDA_VERSION` alone, and on CDI annotations.
     """
     environment = spec.environment(data)
     value = environment.get(NVIDIA_VARIABLE)
     cdi = any(name.startswith(CDI_PREFIX) for name in spec.section(data, "annotations"))
-    return value not in (None, "", "void") or (value is None and "CUDA_VERSION" in environment) or cdi
+    asked = value not in (None, "", "void") or (value is None and "CUDA_VERSION" in environment)
+    return asked or cdi or any(is_ctrs_hook(hook) for hook in _hooks(data))
 
 
 def _from_annotation(data: spec.Json, container_id: str) -> str | None:
@@ -90,11 +106,14 @@ def _from_annotation(data: spec.Json, container_id: str) -> str | None:
 
 def _from_ctr(data: spec.Json, container_id: str) -> str | None:
     """The GPUs of `ctr run --gpus`, which containerd hands to NVIDIA's tool by a hook (containerd contrib/nvidia)."""
-    stages = (hooks for hooks in spec.section(data, "hooks").values() if isinstance(hooks, list))
-    hooks = (hook for stage in stages for hook in stage if is_ctrs_hook(hook))
-    words = (word for hook in hooks for word in hook["args"])
+    words = (word for hook in _hooks(data) if is_ctrs_hook(hook) for word in hook["args"])
     devices = [word.partition("=")[2] for word in words if isinstance(word, str) and word.startswith("--device=")]
     return ",".join(devices) if devices else None
+
+
+def _hooks(data: spec.Json) -> Iterator[Any]:
+    for hooks in spec.section(data, "hooks").values():
+        yield from hooks if isinstance(hooks, list) else ()
 
 
 def is_ctrs_hook(hook: object) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 from runtime_wrapper import events, liveness, placement, policy, request, runtime_state, settings
 from runtime_wrapper.book import Book
-from runtime_wrapper.claim import Claim, devices_by_minor
+from runtime_wrapper.claim import Claim, devices_by_minor, is_called
 from runtime_wrapper.engine import DIRECT
 from runtime_wrapper.errors import GpulatchError, quoted
 from runtime_wrapper.inventory import Inventory
@@ -102,10 +102,10 @@ def _find(text: str, log: Sequence[Event], book: Book) -> Key | None:
     claims = [((claim.id, claim.root), claim.name) for claim in reversed(book.claims)]
     seen = [(key, event["container"]["name"]) for event in reversed(log) if (key := _key(event))]
     known = [*seen, *claims]
-    by_name = [key for key, name in known if name == text or (name or "").endswith(f"/{text}")]
     by_id = [key for key, _ in known if key[0] == text]
-    by_beginning = [key for key, _ in known if len(text) > 2 and key[0].startswith(text)]
-    return next(iter([*by_name, *by_id, *by_beginning]), None)
+    by_name = [key for key, name in known if is_called(text, name)]
+    by_beginning = [key for key, _ in known if text and key[0].startswith(text)]
+    return next(iter([*by_id, *by_name, *by_beginning]), None)
 
 
 def _headline(key: Key, start: Event | None, claim: Claim | None) -> str:

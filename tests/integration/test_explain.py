@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -263,6 +264,11 @@ def test_a_code_of_another_version(host: Host) -> None:
 # claims
 
 
+def heed_interrupts() -> None:
+    """A shell's background jobs, and all that they start, ignore SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_claims_again_and_again_until_interrupted(host: Host, tmp_path: Path) -> None:
     assert start(host, tmp_path, "web", "any:2") == ""
     output = tmp_path / "output"
@@ -273,6 +279,7 @@ def test_claims_again_and_again_until_interrupted(host: Host, tmp_path: Path) ->
             cwd=CHECKOUT,
             stdout=file,
             stdin=subprocess.DEVNULL,
+            preexec_fn=heed_interrupts,
         )
         try:
             wait_until(lambda: output.read_text().count("web") >= 2)
