@@ -39,9 +39,9 @@ _NO_SENSE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 _GPU_MAJOR = re.compile(rb'"major"\s*:\s*195\b')
 _GPU_WORDS = (spec.RECORD_MARK.encode(), b"nvidia-container-")
-# Among how many words the link to the low-level runtime stands on a command line: a runtime may be a script, and our
-# own Python is about to become the runtime once it has written the spec.
-_LINK_WORDS = 6
+# How many words a command line can begin with before the runtime's own arguments: a runtime may be a script, and our
+# own Python, with its main.py, the runtime's name and link, is about to become the runtime once it has written the spec.
+_PROGRAM_WORDS = 6
 # A folder with these troubles cannot hold what a live runtime keeps.
 _NO_FOLDER = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTCONN, errno.ESTALE)
 _MAX_WORDS_BYTES = 1 << 18  # of a process's arguments, variables and mounts
@@ -158,10 +158,12 @@ def _being_started(pid: int, namespaces: tuple[str, ...]) -> Claim | None:
 
 def _create_call(pid: int) -> Invocation | None:
     words = _words(f"/proc/{pid}/cmdline")
-    links = [number for number, word in enumerate(words[:_LINK_WORDS]) if "/low-level/" in word] or [0]
     variables = dict(entry.partition("=")[::2] for entry in _words(f"/proc/{pid}/environ"))
     cwd = os.readlink(f"/proc/{pid}/cwd")
-    return argv.parse(words[links[0] + 1 :], words[links[0]], cwd, variables, 0) if words else None
+    calls = (
+        argv.parse(words[i:], words[i - 1], cwd, variables, 0) for i in range(1, min(len(words), _PROGRAM_WORDS + 1))
+    )
+    return next((call for call in calls if call), None)
 
 
 def _claim_of_create(pid: int, call: Invocation) -> Claim | None:
