@@ -9,7 +9,7 @@ from those. Another boot id is an empty book. /run is a tmpfs, so nothing is syn
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ from runtime_wrapper import book as books
 from runtime_wrapper.book import DAMAGE, MAX_PAST, Book, damage, reconciled
 from runtime_wrapper.claim import Claim, Device, is_called
 from runtime_wrapper.errors import LedgerError, LiveClaimError, NoClaimError, UntrustedPathError, errno_name, quoted
+from runtime_wrapper.recovery import Look
 
 FILE = "ledger.json"
 SET_ASIDE = "ledger.bad.json"
@@ -36,9 +37,7 @@ class Ledger:
     state_dir: str = trust.STATE_DIR
 
     @contextmanager
-    def locked(
-        self, by_minor: Mapping[int, Device] = NO_DEVICES, running: Sequence[Claim] | None = None
-    ) -> Iterator[Book]:
+    def locked(self, by_minor: Mapping[int, Device] = NO_DEVICES, running: Look | None = None) -> Iterator[Book]:
         """The reconciled book under the lock; written back on leaving when something changed.
 
         `by_minor` are the host's GPUs: without them an unknown container's devices have no name, and only those that
@@ -68,7 +67,7 @@ class Ledger:
         finally:
             os.close(directory)
 
-    def running(self, by_minor: Mapping[int, Device]) -> list[Claim]:
+    def running(self, by_minor: Mapping[int, Device]) -> Look:
         """The containers that run and may open GPUs, whatever the book says; to be looked for before the lock.
 
         Raises as `locked`.
@@ -143,7 +142,7 @@ class Ledger:
         finally:
             os.close(directory)
 
-    def _running(self, directory: int, by_minor: Mapping[int, Device]) -> list[Claim]:
+    def _running(self, directory: int, by_minor: Mapping[int, Device]) -> Look:
         return _told(recovery.running, by_minor, self._more_roots(directory))
 
     def _more_roots(self, directory: int) -> tuple[str, ...]:
@@ -154,7 +153,7 @@ class Ledger:
             return ()
         return tuple(root for root in roots if _is_path(root)) if isinstance(roots, list) else ()
 
-    def _book(self, directory: int, found: Sequence[Claim], by_minor: Mapping[int, Device]) -> Book:
+    def _book(self, directory: int, found: Look, by_minor: Mapping[int, Device]) -> Book:
         where = f"{self.state_dir}/{FILE}"
         try:
             book = _told(reconciled, books.parse(trust.read_file(directory, FILE, "ledger", where)))
@@ -164,7 +163,8 @@ class Ledger:
             return self._anew(error.why, directory, by_minor)
         except DAMAGE as error:
             return self._anew(damage(error), directory, by_minor)
-        _told(book.adopt, found)
+        _told(book.adopt, found.claims)
+        book.unlimited = found.unlimited
         return book
 
     def _anew(self, why: str, directory: int | None, by_minor: Mapping[int, Device]) -> Book:
@@ -176,7 +176,9 @@ class Ledger:
         starting = _told(recovery.starting)
         more_roots = self._more_roots(directory) if directory is not None else ()
         book = Book([], changed=True, lost=why)
-        _told(book.adopt, _told(recovery.running, by_minor, more_roots))
+        found = _told(recovery.running, by_minor, more_roots)
+        book.unlimited = found.unlimited
+        _told(book.adopt, found.claims)
         _told(book.adopt, starting)
         return book
 

@@ -59,8 +59,7 @@ def prepare(link: str, invocation: Invocation, story: Story) -> None:
         original = spec.original(found)
         story.engine = engine.of(original.data, invocation.root)
         story.name = engine.container_name(story.engine, original.data, invocation.container_id, os.getppid())
-        if sources.is_pods_own(original.data):
-            story.notes.append("the pod's own container: it asks for nothing, whatever its annotations and image say")
+        story.notes += sources.unheard(original.data)
         restoring = invocation.subcommand == "restore"
         untouched = original is found
         wishes = sources.wishes(original.data, invocation.container_id, annotations=not restoring or not untouched)

@@ -6,7 +6,7 @@ claim ends with it.
 """
 
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 from runtime_wrapper import (
@@ -35,6 +35,7 @@ from runtime_wrapper.inventory import Inventory
 from runtime_wrapper.ledger import Ledger
 from runtime_wrapper.placement import Offer, Rules
 from runtime_wrapper.proc import Process
+from runtime_wrapper.recovery import Look
 from runtime_wrapper.request import EXCLUSIVE, Request
 from runtime_wrapper.settings import Settings
 from runtime_wrapper.sources import Wish
@@ -66,6 +67,8 @@ def prepare(start: Start, wishes: Sequence[Wish]) -> None:
     Raises GpulatchError when the container must not start.
     """
     story = start.story
+    for wish in wishes:  # until it is judged
+        story.heard(wish.source, wish.place, wish.text, "not judged: the settings could not be read")
     with story.phase("settings"):
         try:
             rules = settings.load(story.runtime)
@@ -76,6 +79,7 @@ def prepare(start: Start, wishes: Sequence[Wish]) -> None:
             rules = Settings()  # a container without a request starts whatever is wrong with us
     story.mode = rules.mode
     story.notes += [rules.note] if rules.note else []
+    story.said.clear()
     choice = policy.choose(wishes, rules, privileged=sources.privileged(start.original.data))
     for heard in choice.heard:
         story.heard(heard.wish.source, heard.wish.place, heard.wish.text, heard.verdict)
@@ -99,14 +103,30 @@ def _give(start: Start, wanted: Request, rules: Settings) -> None:
     offer = Offer((), wanted.policy, ("no GPU, by the container's own wish",))
     if not wanted.none:
         claim, offer = _book(start, wanted, rules, observed=False)
-    _tell(offer, start.story)
-    with start.story.phase("edit"):
+    try:
+        _write(start, offer, claim, wanted)
+    except BaseException:
+        if claim:
+            _forget(claim)
+        raise
+
+
+def _write(start: Start, offer: Offer, claim: Claim | None, wanted: Request) -> None:
+    story = start.story
+    with story.phase("edit"):
         edited = edits.apply(start.original.data, _grant(offer, start))
-        start.story.edits = changes.between(start.original.data, edited)
-    with start.story.phase("write"):
+    with story.phase("write"):
         spec.write(start.original, edited, claim.token if claim else None, claim.record() if claim else "")
         if claim:
             _require_booked(claim, wanted, start)
+    _tell(offer, story)
+    story.edits = changes.between(start.original.data, edited)
+
+
+def _forget(claim: Claim) -> None:
+    """Take a claim out of the book whose container does not start; where that fails it ends with this process."""
+    with suppress(GpulatchError, OSError), Ledger().locked(running=Look()) as book:
+        book.remove([booked for booked in book.claims if booked.token == claim.token])
 
 
 def _observe(start: Start, wanted: Request, rules: Settings) -> None:
@@ -192,6 +212,7 @@ def _book(start: Start, wanted: Request, rules: Settings, *, observed: bool) -> 
             book = locked.enter_context(ledger.locked(by_minor, running))
         with story.phase("choose"):
             offer = _choose(book, start, wanted, inventory, rules)
+            _heed_unlimited(book.unlimited, start, wanted, rules)
             claim = Claim(
                 id=call.container_id,
                 root=call.root,
@@ -211,6 +232,18 @@ def _book(start: Start, wanted: Request, rules: Settings, *, observed: bool) -> 
             book.add(claim)
             ledger.remember_root(call.root)
     return claim, offer
+
+
+def _heed_unlimited(containers: Sequence[str], start: Start, wanted: Request, rules: Settings) -> None:
+    """Containers that may open every device void what this one is to have to itself: report it, or refuse it."""
+    if wanted.policy != EXCLUSIVE or not containers:
+        return
+    more = f" and {len(containers) - 1} more" if len(containers) > 1 else ""
+    why = f"container {containers[0]}{more} may open every GPU (--privileged, or a wildcard rule)"
+    error = HeldDeviceError("policy exclusive", wanted.where, why, "stop that container, or ask with +policy=shared")
+    if rules.unlimited_devices == "refuse" and rules.mode != settings.OBSERVE:
+        raise error
+    start.story.notes.append(f"{error} [reported only, as the settings have it]")
 
 
 def _choose(book: Book, start: Start, wanted: Request, inventory: Inventory, rules: Settings) -> Offer:

@@ -85,7 +85,7 @@ def _left_out(wish: Wish, settings: Settings, privileged: bool) -> str | None:
         return "left out: variables count only with CAP_SYS_ADMIN (accept_env = privileged)"
     lone = wish.source == "nvidia_visible_devices" and set(request.tokens_of(wish.text.lower())) == {"all"}
     if lone and settings.lone_all == "none":
-        return "left out: all by itself is the image's (lone_all = none)"
+        return "left out: all by itself is taken for the image's word (lone_all = none); GPULATCH_GPUS=all would count"
     return None
 
 

@@ -12,6 +12,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from runtime_wrapper import argv, engine, proc, runtime_state, sources, spec
@@ -37,10 +38,12 @@ ROOTS = (
 # What reading a record, or a runtime's state, that makes no sense raises.
 _NO_SENSE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
-_GPU_MAJOR = re.compile(rb'"major"\s*:\s*195\b')
+_ALLOWS = re.compile(rb'"allow"\s*:\s*true')
+_MAJOR = re.compile(rb'"major"\s*:\s*(-?\w+)')
+_ACCESS = re.compile(rb'"(?:access|permissions)"\s*:\s*"(\w*)"')
 _GPU_WORDS = (spec.RECORD_MARK.encode(), b"nvidia-container-")
 # How many words a command line can begin with before the runtime's own arguments: a runtime may be a script, and our
-# own Python, with its main.py, the runtime's name and link, is about to become the runtime once it has written the spec.
+# own Python, with its main.py, the runtime's name and link, is about to become the runtime once the spec is written.
 _PROGRAM_WORDS = 6
 # A folder with these troubles cannot hold what a live runtime keeps.
 _NO_FOLDER = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTCONN, errno.ESTALE)
@@ -54,17 +57,30 @@ def is_default_root(root: str) -> bool:
     return any(_fits(root, pattern) for pattern in ROOTS)
 
 
-def running(by_minor: Mapping[int, Device], more_roots: tuple[str, ...] = ()) -> list[Claim]:
-    """A claim for each running container that may open GPUs; `by_minor` are the host's GPUs.
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What one look at the running containers has shown.
+
+    A claim for each that may open single GPUs, the oldest first; the names of those that may open every GPU there is.
+    """
+
+    claims: tuple[Claim, ...] = ()
+    unlimited: tuple[str, ...] = ()
+
+
+def running(by_minor: Mapping[int, Device], more_roots: tuple[str, ...] = ()) -> Look:
+    """Look at every running container; `by_minor` are the host's GPUs.
 
     Without those only containers are told that gpulatch started.
     """
-    found = []
+    claims: list[Claim] = []
+    unlimited: list[str] = []
     for root in dict.fromkeys((*_default_roots(), *more_roots)):
         for container_id in _folders(root):
-            if claim := _of_container(root, container_id, by_minor):
-                found.append(claim)
-    return sorted(found, key=lambda claim: claim.since)
+            claim, opens_all = _of_container(root, container_id, by_minor)
+            claims += [claim] if claim else []
+            unlimited += [opens_all] if opens_all else []
+    return Look(tuple(sorted(claims, key=lambda claim: claim.since)), tuple(unlimited))
 
 
 def starting() -> list[Claim]:
@@ -77,23 +93,49 @@ def starting() -> list[Claim]:
     return [claim for pid in pids if (claim := _being_started(pid, namespaces))]
 
 
-def _of_container(root: str, container_id: str, by_minor: Mapping[int, Device]) -> Claim | None:
+def _of_container(root: str, container_id: str, by_minor: Mapping[int, Device]) -> tuple[Claim | None, str | None]:
+    """The claim of a container, and its name if it may open every GPU."""
     try:
         state = runtime_state.read(root, container_id, _may_have_gpus)
-        return _claim(state, by_minor) if state else None
+        if state is None or not _lives(state):
+            return None, None
+        return _claim(state, by_minor), _shown(state) if sources.unlimited(state.spec) else None
     except _NO_SENSE:
-        return None  # one odd container must not keep the others from starting
+        return None, None  # one odd container must not keep the others from starting
 
 
 def _may_have_gpus(raw: bytes) -> bool:
     """Whether a runtime's state is worth reading; most are not, and each create looks at all of them."""
-    return any(word in raw for word in _GPU_WORDS) or (b"195" in raw and _GPU_MAJOR.search(raw) is not None)
+    return any(word in raw for word in _GPU_WORDS) or any(_may_open_gpus(rule) for rule in _allow_rules(raw))
+
+
+def _allow_rules(raw: bytes) -> Iterator[bytes]:
+    """The text of each device rule that allows something; rules are flat objects."""
+    for match in _ALLOWS.finditer(raw):
+        yield raw[raw.rfind(b"{", 0, match.start()) : raw.find(b"}", match.end())]
+
+
+def _may_open_gpus(rule: bytes) -> bool:
+    major, access = _MAJOR.search(rule), _ACCESS.search(rule)
+    return (major is None or major[1] in (b"-1", b"195", b"null")) and not (access and access[1] == b"m")
+
+
+def _lives(state: RuntimeState) -> bool:
+    cgroup = state.cgroup
+    return state.init.alive() or (cgroup is not None and cgroup.populated())
+
+
+def _shown(state: RuntimeState) -> str:
+    """A container as messages name it."""
+    name = _name(state)
+    return f"{name} ({state.id[:12]})" if name else state.id
+
+
+def _name(state: RuntimeState) -> str | None:
+    return engine.container_name(engine.of(state.spec, state.root), state.spec, state.id, _parent(state.init))
 
 
 def _claim(state: RuntimeState, by_minor: Mapping[int, Device]) -> Claim | None:
-    cgroup = state.cgroup
-    if not state.init.alive() and not (cgroup and cgroup.populated()):
-        return None
     if recorded := _recorded(state):
         return recorded
     minors, source = sources.opened(state.spec), FOUND
@@ -102,14 +144,13 @@ def _claim(state: RuntimeState, by_minor: Mapping[int, Device]) -> Claim | None:
     devices = tuple(dict.fromkeys(by_minor[minor] for minor in minors if minor in by_minor))
     if not devices:
         return None
-    name_of_engine = engine.of(state.spec, state.root)
     return Claim(
         id=state.id,
         root=state.root,
         bundle=state.bundle,
         config=os.path.join(state.bundle, "config.json"),
-        name=engine.container_name(name_of_engine, state.spec, state.id, _parent(state.init)),
-        engine=name_of_engine,
+        name=_name(state),
+        engine=engine.of(state.spec, state.root),
         runtime="",
         devices=devices,
         policy=SHARED,
@@ -118,7 +159,7 @@ def _claim(state: RuntimeState, by_minor: Mapping[int, Device]) -> Claim | None:
         since=state.created or "",
         holder=state.init,
         init=state.init,
-        cgroup=cgroup,
+        cgroup=state.cgroup,
     )
 
 

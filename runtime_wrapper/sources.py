@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime_wrapper import docker, spec
+from runtime_wrapper.errors import quoted
 
 ANNOTATION = "gpulatch.io/gpus"
 OWN_VARIABLE = "GPULATCH_GPUS"
@@ -24,6 +25,11 @@ _ANNOTATIONS_OF_IMAGES = ("libpod", "cri-o")
 _CONTAINER_TYPES = ("io.kubernetes.cri.container-type", "io.kubernetes.cri-o.ContainerType")
 # NVIDIA's prestart hook, by its installed names.
 _NVIDIA_HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")
+
+# Variables that somebody may have written for one of ours or NVIDIA's.
+_ALMOST = re.compile(r"gpulatch_?\w*|(nvidia_)?visible_(gpu|device)s?|nvidia_visible\w*|gpus?", re.IGNORECASE)
+_VARIABLES = (OWN_VARIABLE, NVIDIA_VARIABLE, "GPULATCH_DEVICES")
+_OWN_ANNOTATIONS = (ANNOTATION, spec.ORIGINAL_MARK, spec.EDITED_MARK, spec.CLAIM_MARK, spec.RECORD_MARK)
 
 _SAYS_SOMETHING = re.compile(r"[^,\s]")
 
@@ -49,6 +55,22 @@ def wishes(data: spec.Json, container_id: str, *, annotations: bool = True) -> l
         if text is not None and _SAYS_SOMETHING.search(text):
             found.append(Wish(source, place, text))
     return found
+
+
+def unheard(data: spec.Json) -> list[str]:
+    """What in a spec looks like a request and is none, in words."""
+    notes = []
+    if is_pods_own(data):
+        notes.append("the pod's own container: it asks for nothing, whatever its annotations and image say")
+    elif _annotations_are_images(data) and spec.annotation(data, ANNOTATION) is not None:
+        notes.append(f"annotation {ANNOTATION} does not count under Podman and CRI-O, whose images bring theirs along")
+    for name in spec.environment(data):
+        if _ALMOST.fullmatch(name) and name not in _VARIABLES:
+            notes.append(f"variable {quoted(name)} says nothing here: perhaps {OWN_VARIABLE} is meant")
+    for name in spec.section(data, "annotations"):
+        if name.startswith("gpulatch.io/") and name not in _OWN_ANNOTATIONS:
+            notes.append(f"annotation {quoted(name)} says nothing here: perhaps {ANNOTATION} is meant")
+    return notes
 
 
 def is_pods_own(data: spec.Json) -> bool:
@@ -99,7 +121,7 @@ def nvidia_would_act(data: spec.Json) -> bool:
 
 
 def _from_annotation(data: spec.Json, container_id: str) -> str | None:
-    if spec.annotation(data, "io.container.manager") in _ANNOTATIONS_OF_IMAGES:
+    if _annotations_are_images(data):
         return None
     return spec.annotation(data, ANNOTATION)
 
@@ -121,6 +143,10 @@ def is_ctrs_hook(hook: object) -> bool:
     args = hook.get("args") if isinstance(hook, dict) else None
     words = [os.path.basename(word) for word in args if isinstance(word, str)] if isinstance(args, list) else []
     return "oci-hook" in words and "nvidia-container-cli" in words
+
+
+def _annotations_are_images(data: spec.Json) -> bool:
+    return spec.annotation(data, "io.container.manager") in _ANNOTATIONS_OF_IMAGES
 
 
 def _from_variable(name: str) -> Callable[[spec.Json, str], str | None]:

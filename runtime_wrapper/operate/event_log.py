@@ -43,13 +43,13 @@ def problems() -> list[str]:
         os.close(trust.open_directory(events.DIRECTORY, "event log directory"))
         found = os.lstat(where)
     except FileNotFoundError:
-        return [f"there is no event log {where} yet: no container was started through gpulatch"]
+        return [f"there is no event log {where}: it was removed, or nothing was started by gpulatch yet"]
     except GpulatchError as error:
         return [f"no event can be written: {error}"]
     except OSError as error:
         return [f"no event can be written: {where}: {errno_name(error)}"]
-    if not stat.S_ISREG(found.st_mode) or found.st_uid != trust.ROOT_UID or found.st_nlink != 1:
-        return [f"no event is written: {where} is no plain file of root with one name; move it away"]
+    if not events.usable(found):
+        return [f"no event is written: {where} is no plain file that only root can change; move it away"]
     space = os.statvfs(where)
     if space.f_bavail * space.f_frsize < _LOW_SPACE_BYTES:
         return [f"the file system of {where} is full: events are lost"]
