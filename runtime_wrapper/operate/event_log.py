@@ -12,6 +12,7 @@ from runtime_wrapper.errors import GpulatchError, errno_name
 
 Event = dict[str, Any]
 
+_KEYS = events.event("", None).keys()
 _LOW_SPACE_BYTES = 1 << 20
 
 
@@ -74,9 +75,11 @@ def _lines_of(directory: int, name: str) -> Iterator[bytes]:
         fd = os.open(name, flags, dir_fd=directory)
     except FileNotFoundError:
         return
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        return
     with open(fd, "rb") as file:
-        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            yield from file
+        yield from file
 
 
 def _event(line: bytes) -> Event | None:
@@ -84,5 +87,5 @@ def _event(line: bytes) -> Event | None:
         event = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    whole = isinstance(event, dict) and event.get("schema") == events.SCHEMA
-    return event if whole else None
+    whole = isinstance(event, dict) and event.get("schema") == events.SCHEMA and event.keys() >= _KEYS
+    return event if whole and isinstance(event["container"], dict | None) else None
