@@ -14,7 +14,7 @@ PACKAGES = ("runtime_wrapper", "hooks", "schemas")
 LAYERS = (
     ("errors", "clock", "spelling"),
     ("trust", "atomic", "proc", "inventory", "lock"),
-    ("spec", "argv", "runtime_state", "cuda", "lowlevel", "report", "request", "events"),
+    ("spec", "argv", "runtime_state", "cuda", "lowlevel", "report", "request", "events", "requirement"),
     ("liveness", "changes", "crun_update"),
     ("claim", "docker", "probe.checked", "probe.nvlink", "probe.procfs"),
     ("engine", "sources", "search", "devices", "probe.sysfs", "probe.nodes", "probe.gpu_rules"),
