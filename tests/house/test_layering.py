@@ -14,8 +14,8 @@ PACKAGES = ("runtime_wrapper", "hooks", "schemas")
 LAYERS = (
     ("errors", "clock", "spelling"),
     ("trust", "atomic", "proc", "inventory", "lock"),
-    ("spec", "argv", "runtime_state", "cuda", "lowlevel", "report", "request", "events", "requirement"),
-    ("liveness", "changes", "crun_update"),
+    ("spec", "argv", "runtime_state", "cuda", "lowlevel", "report", "request", "events", "requirement", "gpu_models"),
+    ("liveness", "changes", "crun_update", "cuda_driver", "image_libraries"),
     ("claim", "docker", "probe.checked", "probe.nvlink", "probe.procfs"),
     ("engine", "sources", "search", "devices", "probe.sysfs", "probe.nodes", "probe.gpu_rules"),
     ("settings_values", "settings_folder", "placement", "edits", "recovery", "probe.machine"),
