@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 
 from runtime_wrapper import cuda_driver, gpu_models, image_cuda, requirement, spec
-from runtime_wrapper.errors import NoDriverError, RequirementError, quoted
+from runtime_wrapper.errors import MAX_QUOTED, NoDriverError, RequirementError, quoted
 from runtime_wrapper.inventory import Gpu
 from runtime_wrapper.probe import procfs
 from runtime_wrapper.requirement import DISABLE_VARIABLE, Facts, Need, NotAnExpressionError
@@ -48,7 +48,7 @@ def facts_of(gpus: Sequence[Gpu], driver: str | None) -> list[Facts]:
 
 def judge(need: Need, facts: Sequence[Facts]) -> str:
     """How an expression is met. Raises RequirementError when it is not, or is no expression."""
-    what, where = f"requirement {quoted(need.text.strip())}", f"env {need.variable}"
+    what, where = f"requirement {quoted(need.text.strip())}", f"env {need.variable[:MAX_QUOTED]}"
     unchecked: dict[str, None] = {}
     for one in facts:
         try:

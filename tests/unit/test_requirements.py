@@ -69,6 +69,13 @@ def test_a_long_expression_is_cut_in_the_message(image: Image) -> None:
     assert "580.65.06" in message
 
 
+def test_a_tenant_cannot_make_a_message_long(image: Image) -> None:
+    env = {"NVIDIA_REQUIRE_" + "X" * 100_000: "rubbish" * 100_000}
+    assert len(image.refused("550.54.15", A100, **env)) < 600
+    env = {"CUDA_VERSION": "12.4.0-" + "x" * 100_000, "NV_CUDNN_VERSION": "9" * 100_000}
+    assert all(len(note) < 300 for note in image.on("550.54.15", A100, **env))
+
+
 def test_every_gpu_must_meet_a_requirement(image: Image) -> None:
     assert image.on("550.54.15", A100, NVIDIA_REQUIRE_GPU="brand=tesla")
     message = image.refused("550.54.15", A100, RTX_3090, NVIDIA_REQUIRE_GPU="brand=tesla")
