@@ -36,7 +36,7 @@ def test_a_requirement_that_is_not_met_refuses_with_one_line(host: Host, bundle:
     assert bundle.config.read_bytes() == before
     assert bundle.files() == ["config.json"]
     (event,) = host.events("c1")
-    assert (event["kind"], event["error"]["message"]) == ("refused", line)
+    assert (event["kind"], event["error"]["message"], event["devices"]) == ("refused", line, [])
 
 
 def test_a_refused_container_never_came_to_runc(host: Host, bundle: Bundle) -> None:
