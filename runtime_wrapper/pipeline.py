@@ -41,6 +41,8 @@ from runtime_wrapper.settings import Settings
 from runtime_wrapper.sources import Wish
 from runtime_wrapper.spec import Spec
 
+REQUIREMENT_VARIABLES = ("NVIDIA_REQUIRE_", "CUDA_VERSION", "NV_CUDA_")
+
 
 @dataclass(frozen=True, slots=True)
 class Start:
@@ -113,6 +115,7 @@ def _give(start: Start, wanted: Request, rules: Settings) -> None:
 
 def _write(start: Start, offer: Offer, claim: Claim | None, wanted: Request) -> None:
     story = start.story
+    _require_met(start, offer)
     with story.phase("edit"):
         edited = edits.apply(start.original.data, _grant(offer, start))
     with story.phase("write"):
@@ -137,6 +140,7 @@ def _observe(start: Start, wanted: Request, rules: Settings) -> None:
     if not wanted.none:
         _, offer = _book(start, wanted, rules, observed=True)
         _tell(offer, start.story)
+        _require_met(start, offer)
 
 
 def _tell(offer: Offer, story: Story) -> None:
@@ -196,6 +200,23 @@ def _require_usable(start: Start, wanted: Request) -> None:
     if start.invocation.subcommand == "restore":
         why = "a checkpoint cannot bring back what was on the GPU"
         raise RestoreError("GPU container", wanted.where, why, "start it anew instead of restoring it")
+
+
+def _require_met(start: Start, offer: Offer) -> None:
+    """Refuse a container whose image cannot run here; its claim ends with this process. Raises RequirementError."""
+    data = start.original.data
+    if not says_requirements(data):
+        return
+    with start.story.phase("require"):
+        from runtime_wrapper import requirements  # here, because many containers say nothing of the kind
+
+        driver = requirements.driver_here()
+        start.story.notes += requirements.check(data, start.invocation.bundle, offer.gpus, driver)
+
+
+def says_requirements(data: spec.Json) -> bool:
+    """Whether a container says what it needs of the driver and the GPUs."""
+    return any(name.startswith(REQUIREMENT_VARIABLES) for name in spec.environment(data))
 
 
 def _book(start: Start, wanted: Request, rules: Settings, *, observed: bool) -> tuple[Claim, Offer]:
