@@ -43,11 +43,11 @@ class Book:
     lost: str | None = field(default=None, compare=False)
     set_aside: bool = field(default=False, compare=False)
 
-    def holders(self, inventory: Inventory) -> dict[int, list[Holder]]:
-        """Who holds each GPU of the inventory, by index."""
+    def holders(self, inventory: Inventory, *, observed: bool = False) -> dict[int, list[Holder]]:
+        """Who holds each GPU of the inventory, by index; with `observed` the marks of observe mode count as claims."""
         found: dict[int, list[Holder]] = {}
         for claim in self.claims:
-            for device in claim.devices if not claim.observed else ():
+            for device in claim.devices if observed or not claim.observed else ():
                 for gpu in inventory.gpus:
                     if device.is_gpu(gpu):
                         found.setdefault(gpu.index, []).append(Holder(claim.container, claim.policy))

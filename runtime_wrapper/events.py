@@ -51,6 +51,7 @@ class Story:
     request: str | None = None
     policy: str | None = None
     devices: list[dict[str, Any]] = field(default_factory=list)
+    engine_gpus: list[int] | None = None
     reasons: Iterable[str] = ()
     edits: Iterable[str] = ()
     notes: list[str] = field(default_factory=list)
@@ -74,7 +75,7 @@ class Story:
     def to_json(self) -> dict[str, Any]:
         """The event; keys as in `schemas/event.json`."""
         told = event(self.kind, {key: getattr(self, key) for key in CONTAINER})
-        told |= {key: getattr(self, key) for key in ("mode", "said", "request", "policy", "devices")}
+        told |= {key: getattr(self, key) for key in ("mode", "said", "request", "policy", "devices", "engine_gpus")}
         told |= {key: [*getattr(self, key)][:MAX_LINES] for key in ("reasons", "edits", "notes")}
         told["request"] = self.request and self.request[:MAX_TEXT]
         if self.error:
@@ -99,6 +100,7 @@ def event(kind: str, container: dict[str, Any] | None) -> dict[str, Any]:
         "request": None,
         "policy": None,
         "devices": [],
+        "engine_gpus": None,
         "reasons": [],
         "edits": [],
         "notes": [],

@@ -15,6 +15,7 @@ from runtime_wrapper import (
     clock,
     devices,
     edits,
+    engines_choice,
     events,
     lowlevel,
     placement,
@@ -225,6 +226,8 @@ def _book(start: Start, wanted: Request, rules: Settings, *, observed: bool) -> 
     ledger.prepare()
     with story.phase("inventory"):
         inventory = snapshot.load()
+    if observed:
+        story.engine_gpus = engines_choice.gpus(start.original.data, inventory, delegate=start.delegate)
     by_minor = devices_by_minor(inventory)
     with story.phase("look"):
         running = ledger.running(by_minor)
@@ -272,7 +275,8 @@ def _choose(book: Book, start: Start, wanted: Request, inventory: Inventory, rul
     book.refuse_live(call.container_id, call.root)
     book.refuse_shared_spec(call.config)
     before = book.had_before(call.container_id, call.root, inventory)
-    return placement.choose(wanted, inventory, book.holders(inventory), placement_rules(rules), before)
+    holders = book.holders(inventory, observed=rules.mode == settings.OBSERVE)  # as if all were enforced
+    return placement.choose(wanted, inventory, holders, placement_rules(rules), before)
 
 
 def _require_booked(claim: Claim, wanted: Request, start: Start) -> None:

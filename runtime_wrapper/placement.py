@@ -79,6 +79,13 @@ def choose(
     return _with_free(named, reasons, request, inventory, holders, rules, preferred)
 
 
+def asked_for(request: Request, inventory: Inventory) -> list[Gpu]:
+    """The GPUs that a request names, or all; a count names none. Raises UnknownDeviceError, MigDeviceError."""
+    if request.every:
+        return [gpu for gpu in inventory.gpus if not gpu.mig]
+    return [_resolve(name, request, inventory) for name in request.named]
+
+
 def _offer(chosen: Sequence[Gpu], request: Request, policy: str, reasons: list[str], inventory: Inventory) -> Offer:
     _check_constraints(chosen, request, inventory)
     return Offer(tuple(chosen), policy, tuple(reasons))

@@ -20,6 +20,7 @@ COMMANDS = {
     "probe": "runtime_wrapper.operate.probing",
     "release": "runtime_wrapper.operate.claims",
     "require": "runtime_wrapper.operate.require",
+    "report": "runtime_wrapper.operate.report",
     "resolve": "runtime_wrapper.operate.resolve",
     "runtimes": "runtime_wrapper.operate.runtimes",
 }

@@ -19,7 +19,7 @@ LAYERS = (
     ("claim", "docker", "image_cuda", "probe.checked", "probe.nvlink", "probe.procfs"),
     ("engine", "sources", "search", "devices", "requirements", "probe.sysfs", "probe.nodes", "probe.gpu_rules"),
     ("settings_values", "settings_folder", "placement", "edits", "recovery", "probe.machine"),
-    ("settings_cache", "settings_toml", "book", "probe.host"),
+    ("settings_cache", "settings_toml", "book", "engines_choice", "probe.host"),
     ("settings_reading", "ledger", "snapshot", "probe.child"),
     ("settings",),
     ("policy",),
