@@ -84,6 +84,7 @@ def prepare(start: Start, wishes: Sequence[Wish]) -> None:
         _without_request(start, rules)
         return
     story.request, story.policy = wanted.text, wanted.policy
+    story.notes += wanted.notes
     if rules.mode == settings.OBSERVE:
         _observe(start, wanted, rules)
         story.kind = events.OBSERVED
@@ -203,6 +204,7 @@ def _book(start: Start, wanted: Request, rules: Settings, *, observed: bool) -> 
                 request=wanted.text,
                 since=clock.now(),
                 holder=Process.current(),
+                memory_mib=wanted.memory_mib,
                 observed=observed,
             )
             book.add(claim)
