@@ -70,7 +70,7 @@ def prepare(start: Start, wishes: Sequence[Wish]) -> None:
         try:
             rules = settings.load(story.runtime)
         except GpulatchError as error:
-            if wishes:
+            if sources.ask_for_gpus(wishes):
                 raise
             story.notes.append(str(error))
             rules = Settings()  # a container without a request starts whatever is wrong with us
@@ -102,7 +102,7 @@ def _give(start: Start, wanted: Request, rules: Settings) -> None:
         claim, offer = _book(start, wanted, rules, observed=False)
     _tell(offer, start.story)
     with start.story.phase("edit"):
-        edited = edits.apply(start.original.data, _grant(offer, start))
+        edited = edits.apply(start.original.data, _grant(offer, wanted, start))
         start.story.edits = changes.between(start.original.data, edited)
     with start.story.phase("write"):
         spec.write(start.original, edited, claim.token if claim else None, claim.record() if claim else "")
@@ -161,12 +161,13 @@ def _heed_exclusive_holders(start: Start, rules: Settings) -> None:
     start.story.notes.append(f"{error} [reported only, as the settings have it]")
 
 
-def _grant(offer: Offer, start: Start) -> Grant:
+def _grant(offer: Offer, wanted: Request, start: Start) -> Grant:
     """The offer with the device nodes that this host has for it. Raises NoDriverError."""
     numbers = devices.Numbers.of_host()
     if start.delegate or not offer.gpus:
-        return Grant(offer.gpus, (), numbers, start.delegate)
-    return Grant(offer.gpus, devices.nodes(offer.gpus, edits.capabilities(start.original.data), numbers), numbers)
+        return Grant(offer.gpus, (), numbers, start.delegate, wanted.dialect)
+    nodes = devices.nodes(offer.gpus, edits.capabilities(start.original.data), numbers)
+    return Grant(offer.gpus, nodes, numbers, dialect=wanted.dialect)
 
 
 def _require_usable(start: Start, wanted: Request) -> None:

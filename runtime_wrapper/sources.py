@@ -4,24 +4,21 @@ Hot: runs on every create, and ends it when nothing is said. Which of the wishes
 """
 
 import os
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from runtime_wrapper import docker, spec
+from runtime_wrapper import cdi_annotations, docker, mount_list, spec, variables
 
 ANNOTATION = "gpulatch.io/gpus"
-OWN_VARIABLE = "GPULATCH_GPUS"
-NVIDIA_VARIABLE = "NVIDIA_VISIBLE_DEVICES"
-CDI_PREFIX = "cdi.k8s.io/"
 
 GPU_MAJOR = 195  # NV_MAJOR_DEVICE_NUMBER, the only fixed major of the driver (nv-chardev-numbers.h)
 LAST_GPU_MINOR = 247
 
+MAX_PLACE = 120  # the place is kept in the ledger, and a tenant chooses the names of variables and annotations
+
 # Engines whose annotations include the image's own, so that an image could ask for GPUs by itself.
 _ANNOTATIONS_OF_IMAGES = ("libpod", "cri-o")
 _CONTAINER_TYPES = ("io.kubernetes.cri.container-type", "io.kubernetes.cri-o.ContainerType")
-_SAYS_SOMETHING = re.compile(r"[^,\s]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,18 +30,36 @@ class Wish:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Container:
+    data: spec.Json
+    id: str
+    environment: dict[str, str]
+
+
 def wishes(data: spec.Json, container_id: str, *, annotations: bool = True) -> list[Wish]:
     """What every source says, in default order; a source whose text is empty says nothing.
 
     A pod's own container wishes nothing: annotations and variables are for those in the pod.
     """
-    found = []
-    silent = SOURCES.keys() - {"nodes"} if is_pods_own(data) else {"annotation"} if not annotations else set()
-    for source, (place, read) in SOURCES.items():
-        text = read(data, container_id) if source not in silent else None
-        if text is not None and _SAYS_SOMETHING.search(text):
-            found.append(Wish(source, place, text))
-    return found
+    container = _Container(data, container_id, spec.environment(data))
+    silent: set[str] = set()
+    if is_pods_own(data):
+        silent = SOURCES.keys() - {"nodes"}
+    elif not annotations or spec.annotation(data, "io.container.manager") in _ANNOTATIONS_OF_IMAGES:
+        silent = {"annotation", "cdi_annotations"}
+    return [
+        Wish(source, place if len(place) <= MAX_PLACE else general, text)
+        for source, (general, read) in SOURCES.items()
+        if source not in silent
+        for place, text in read(container)
+        if text.strip(", \t\r\n\v\f")
+    ]
+
+
+def ask_for_gpus(wishes: Sequence[Wish]) -> bool:
+    """Whether the wishes are for GPUs, whatever the settings say: a Swarm resource by itself may be anything."""
+    return any(wish.source != "swarm" for wish in wishes)
 
 
 def is_pods_own(data: spec.Json) -> bool:
@@ -77,24 +92,33 @@ def nvidia_would_act(data: spec.Json) -> bool:
     It acts on `NVIDIA_VISIBLE_DEVICES`, on old CUDA images by their `CUDA_VERSION` alone, and on CDI annotations.
     """
     environment = spec.environment(data)
-    value = environment.get(NVIDIA_VARIABLE)
-    cdi = any(name.startswith(CDI_PREFIX) for name in spec.section(data, "annotations"))
-    return value not in (None, "", "void") or (value is None and "CUDA_VERSION" in environment) or cdi
+    value = environment.get(variables.NVIDIA)
+    cdi = any(name.startswith(cdi_annotations.PREFIX) for name in spec.section(data, "annotations"))
+    mounts = any(mount_list.asked(data))
+    old = value is None and variables.CUDA_VERSION in environment
+    return value not in (None, "", "void") or old or cdi or mounts
 
 
-def _from_annotation(data: spec.Json, container_id: str) -> str | None:
-    if spec.annotation(data, "io.container.manager") in _ANNOTATIONS_OF_IMAGES:
-        return None
-    return spec.annotation(data, ANNOTATION)
+def _from_annotation(container: _Container) -> Iterator[tuple[str, str]]:
+    text = spec.annotation(container.data, ANNOTATION)
+    if text:
+        yield f"annotation {ANNOTATION}", text
 
 
-def _from_ctr(data: spec.Json, container_id: str) -> str | None:
+def _from_docker(container: _Container) -> Iterator[tuple[str, str]]:
+    text = docker.device_requests(container.data, container.id)
+    if text:
+        yield "docker DeviceRequests", text
+
+
+def _from_ctr(container: _Container) -> Iterator[tuple[str, str]]:
     """The GPUs of `ctr run --gpus`, which containerd hands to NVIDIA's tool by a hook (containerd contrib/nvidia)."""
-    stages = (hooks for hooks in spec.section(data, "hooks").values() if isinstance(hooks, list))
+    stages = (hooks for hooks in spec.section(container.data, "hooks").values() if isinstance(hooks, list))
     hooks = (hook for stage in stages for hook in stage if is_ctrs_hook(hook))
     words = (word for hook in hooks for word in hook["args"])
     devices = [word.partition("=")[2] for word in words if isinstance(word, str) and word.startswith("--device=")]
-    return ",".join(devices) if devices else None
+    if devices:
+        yield "ctr --gpus", ",".join(devices)
 
 
 def is_ctrs_hook(hook: object) -> bool:
@@ -104,12 +128,8 @@ def is_ctrs_hook(hook: object) -> bool:
     return "oci-hook" in words and "nvidia-container-cli" in words
 
 
-def _from_variable(name: str) -> Callable[[spec.Json, str], str | None]:
-    return lambda data, container_id: spec.environment(data).get(name)
-
-
-def _from_nodes(data: spec.Json, container_id: str) -> str | None:
-    return ",".join(f"/dev/nvidia{minor}" for minor in opened(data))
+def _from_nodes(container: _Container) -> Iterator[tuple[str, str]]:
+    yield "device rules of the spec", ",".join(f"/dev/nvidia{minor}" for minor in opened(container.data))
 
 
 def _device_rules(data: spec.Json) -> list[spec.Json]:
@@ -132,11 +152,20 @@ def _opens(rule: spec.Json) -> bool:
     return rule.get("allow") is True and kind in (None, "", "a", "c", "u") and access not in ("m", "")
 
 
-SOURCES: dict[str, tuple[str, Callable[[spec.Json, str], str | None]]] = {
+SOURCES: dict[str, tuple[str, Callable[[_Container], Iterator[tuple[str, str]]]]] = {
     "annotation": (f"annotation {ANNOTATION}", _from_annotation),
-    "docker": ("docker DeviceRequests", docker.device_requests),
+    "docker": ("docker DeviceRequests", _from_docker),
     "ctr": ("ctr --gpus", _from_ctr),
-    "gpulatch_gpus": (f"env {OWN_VARIABLE}", _from_variable(OWN_VARIABLE)),
-    "nvidia_visible_devices": (f"env {NVIDIA_VARIABLE}", _from_variable(NVIDIA_VARIABLE)),
+    "cdi_annotations": (f"annotations {cdi_annotations.PREFIX}*", lambda c: cdi_annotations.asked(c.data)),
+    "volume_mounts": (f"mounts {mount_list.FOLDER}", lambda c: mount_list.asked(c.data)),
+    "swarm": (f"env {variables.SWARM_PREFIX}*", lambda c: variables.swarm(c.environment)),
+    "gpulatch_gpus": (f"env {variables.OWN}, {variables.OWN_PREFIX}*", lambda c: variables.own(c.environment)),
+    "nvidia_visible_devices": (f"env {variables.NVIDIA}", lambda c: variables.nvidia(c.environment)),
+    "nvidia_mig_config": (f"env {variables.MIG_PROFILE}", lambda c: variables.mig_profile(c.environment)),
+    "legacy_image": (f"env {variables.CUDA_VERSION}", lambda c: variables.legacy_image(c.environment)),
     "nodes": ("device rules of the spec", _from_nodes),
 }
+"""By name in the settings, in default order: what people call the place, and what reads it."""
+
+OFF_BY_DEFAULT = ("volume_mounts",)
+VARIABLES = ("swarm", "gpulatch_gpus", "nvidia_visible_devices", "nvidia_mig_config", "legacy_image")

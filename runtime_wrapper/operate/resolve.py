@@ -123,7 +123,7 @@ def _resolve(
         offer = _choose(wanted, container_id, machine, ledger_file, rules)
     numbers = devices.Numbers.assumed() if machine else devices.Numbers.of_host()
     nodes = devices.nodes(offer.gpus, edits.capabilities(original.data), numbers) if offer.gpus else ()
-    result.edited = edits.apply(original.data, Grant(offer.gpus, nodes, numbers))
+    result.edited = edits.apply(original.data, Grant(offer.gpus, nodes, numbers, dialect=wanted.dialect))
     result.offer = offer
 
 
@@ -165,5 +165,5 @@ def _tell(result: Result) -> None:
     rows = [(gpu.index, tables.uuid(gpu.uuid), f"nvidia{gpu.minor}", gpu.numa, gpu.model) for gpu in offer.gpus]
     if rows:
         tables.show("Devices", ("GPU", "UUID", "node", "NUMA", "model"), rows)
-    for reason in offer.reasons:
-        click.echo(f"  {reason}")
+    for reason in (*offer.reasons, *wanted.notes):
+        click.echo(f"  {tables.printable(reason)}")

@@ -13,9 +13,9 @@ PACKAGES = ("runtime_wrapper", "hooks", "schemas")
 # From the ground up. A module may import modules of lower layers only; those of one layer stay apart.
 LAYERS = (
     ("errors", "clock", "spelling"),
-    ("trust", "atomic", "proc", "inventory", "lock", "cdi", "options"),
+    ("trust", "atomic", "proc", "inventory", "lock", "cdi", "options", "variables"),
     ("spec", "argv", "runtime_state", "cuda", "lowlevel", "report", "selectors", "events"),
-    ("request", "liveness", "changes", "crun_update"),
+    ("request", "liveness", "changes", "crun_update", "mount_list", "cdi_annotations"),
     ("claim", "docker", "probe.checked", "probe.nvlink", "probe.procfs"),
     ("engine", "sources", "search", "devices", "probe.sysfs", "probe.nodes", "probe.gpu_rules"),
     ("settings_values", "settings_folder", "placement", "edits", "recovery", "probe.machine"),
