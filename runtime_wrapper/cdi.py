@@ -5,7 +5,6 @@ Pure, and hot where such a name is there. Syntax: pkg/parser of the CDI project.
 """
 
 import re
-from dataclasses import dataclass
 
 OWN_KIND = "gpulatch.io/gpu"
 MIG_KIND = "nvidia.com/mig"
@@ -18,30 +17,16 @@ _QUALIFIED = rf"({_WORD})/({_WORD})=([A-Za-z0-9](?:[A-Za-z0-9_.:-]*[A-Za-z0-9])?
 _FREE = r"any-([0-9]+)"
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
-    """A fully qualified name in its parts."""
-
-    vendor: str
-    class_: str
-    name: str
-
-    @property
-    def kind(self) -> str:
-        """`vendor/class`."""
-        return f"{self.vendor}/{self.class_}"
-
-
-def parse(text: str) -> Device | None:
-    """The parts of a fully qualified name; None for any other text."""
+def parse(text: str) -> tuple[str, str, str] | None:
+    """Vendor, class and name of a fully qualified name; None for any other text."""
     match = re.fullmatch(_QUALIFIED, text) if "=" in text else None
-    return Device(*match.groups()) if match else None
+    return (match[1], match[2], match[3]) if match else None
 
 
 def is_foreign(text: str) -> bool:
     """Whether a text, which may have options after `+`, is the name of a device that gpulatch does not give."""
-    device = parse(text.partition("+")[0].strip())
-    return device is not None and device.kind not in GPU_KINDS
+    kind, _ = _of_kind(text.partition("+")[0].strip())
+    return kind is not None and kind not in GPU_KINDS
 
 
 def selector(text: str) -> str:
@@ -49,10 +34,16 @@ def selector(text: str) -> str:
 
     A CDI name can hold no option and need not hold a `:`, so `any:2` can also be written `gpulatch.io/gpu=any-2`.
     """
-    device = parse(text)
-    if device is None or device.kind not in GPU_KINDS:
+    kind, name = _of_kind(text)
+    if kind not in GPU_KINDS:
         return text
-    if device.kind == MIG_KIND and ":" not in device.name and not device.name.startswith("MIG-"):
-        return f"mig:{device.name}"
-    free = re.fullmatch(_FREE, device.name) if device.kind == OWN_KIND else None
-    return f"any:{free[1]}" if free else device.name
+    if kind == MIG_KIND and ":" not in name and not name.startswith("MIG-"):
+        return f"mig:{name}"
+    free = re.fullmatch(_FREE, name) if kind == OWN_KIND else None
+    return f"any:{free[1]}" if free else name
+
+
+def _of_kind(text: str) -> tuple[str | None, str]:
+    """The kind, `vendor/class`, and the name; no kind for a text that is no qualified name."""
+    vendor, class_, name = parse(text) or ("", "", "")
+    return (f"{vendor}/{class_}", name) if vendor else (None, "")

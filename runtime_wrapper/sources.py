@@ -4,10 +4,11 @@ Hot: runs on every create, and ends it when nothing is said. Which of the wishes
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from runtime_wrapper import cdi_annotations, docker, mount_list, spec, variables
+from runtime_wrapper.variables import Environment, Said
 
 ANNOTATION = "gpulatch.io/gpus"
 
@@ -30,19 +31,12 @@ class Wish:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Container:
-    data: spec.Json
-    id: str
-    environment: dict[str, str]
-
-
 def wishes(data: spec.Json, container_id: str, *, annotations: bool = True) -> list[Wish]:
     """What every source says, in default order; a source whose text is empty says nothing.
 
     A pod's own container wishes nothing: annotations and variables are for those in the pod.
     """
-    container = _Container(data, container_id, spec.environment(data))
+    environment = spec.environment(data)
     silent: set[str] = set()
     if is_pods_own(data):
         silent = SOURCES.keys() - {"nodes"}
@@ -52,7 +46,7 @@ def wishes(data: spec.Json, container_id: str, *, annotations: bool = True) -> l
         Wish(source, place if len(place) <= MAX_PLACE else general, text)
         for source, (general, read) in SOURCES.items()
         if source not in silent
-        for place, text in read(container)
+        for place, text in read(data, container_id, environment)
         if text.strip(", \t\r\n\v\f")
     ]
 
@@ -89,7 +83,8 @@ def privileged(data: spec.Json) -> bool:
 def nvidia_would_act(data: spec.Json) -> bool:
     """Whether NVIDIA's own runtime might give GPUs to a container that gpulatch gives none.
 
-    It acts on `NVIDIA_VISIBLE_DEVICES`, on old CUDA images by their `CUDA_VERSION` alone, and on CDI annotations.
+    It acts on `NVIDIA_VISIBLE_DEVICES`, on old CUDA images by their `CUDA_VERSION` alone, on CDI annotations and, where
+    its settings say so, on mounts.
     """
     environment = spec.environment(data)
     value = environment.get(variables.NVIDIA)
@@ -99,21 +94,21 @@ def nvidia_would_act(data: spec.Json) -> bool:
     return value not in (None, "", "void") or old or cdi or mounts
 
 
-def _from_annotation(container: _Container) -> Iterator[tuple[str, str]]:
-    text = spec.annotation(container.data, ANNOTATION)
+def _from_annotation(data: spec.Json, container_id: str, environment: Environment) -> Said:
+    text = spec.annotation(data, ANNOTATION)
     if text:
         yield f"annotation {ANNOTATION}", text
 
 
-def _from_docker(container: _Container) -> Iterator[tuple[str, str]]:
-    text = docker.device_requests(container.data, container.id)
+def _from_docker(data: spec.Json, container_id: str, environment: Environment) -> Said:
+    text = docker.device_requests(data, container_id)
     if text:
         yield "docker DeviceRequests", text
 
 
-def _from_ctr(container: _Container) -> Iterator[tuple[str, str]]:
+def _from_ctr(data: spec.Json, container_id: str, environment: Environment) -> Said:
     """The GPUs of `ctr run --gpus`, which containerd hands to NVIDIA's tool by a hook (containerd contrib/nvidia)."""
-    stages = (hooks for hooks in spec.section(container.data, "hooks").values() if isinstance(hooks, list))
+    stages = (hooks for hooks in spec.section(data, "hooks").values() if isinstance(hooks, list))
     hooks = (hook for stage in stages for hook in stage if is_ctrs_hook(hook))
     words = (word for hook in hooks for word in hook["args"])
     devices = [word.partition("=")[2] for word in words if isinstance(word, str) and word.startswith("--device=")]
@@ -128,8 +123,8 @@ def is_ctrs_hook(hook: object) -> bool:
     return "oci-hook" in words and "nvidia-container-cli" in words
 
 
-def _from_nodes(container: _Container) -> Iterator[tuple[str, str]]:
-    yield "device rules of the spec", ",".join(f"/dev/nvidia{minor}" for minor in opened(container.data))
+def _from_nodes(data: spec.Json, container_id: str, environment: Environment) -> Said:
+    yield "device rules of the spec", ",".join(f"/dev/nvidia{minor}" for minor in opened(data))
 
 
 def _device_rules(data: spec.Json) -> list[spec.Json]:
@@ -152,17 +147,20 @@ def _opens(rule: spec.Json) -> bool:
     return rule.get("allow") is True and kind in (None, "", "a", "c", "u") and access not in ("m", "")
 
 
-SOURCES: dict[str, tuple[str, Callable[[_Container], Iterator[tuple[str, str]]]]] = {
+SOURCES: dict[str, tuple[str, Callable[[spec.Json, str, Environment], Said]]] = {
     "annotation": (f"annotation {ANNOTATION}", _from_annotation),
     "docker": ("docker DeviceRequests", _from_docker),
     "ctr": ("ctr --gpus", _from_ctr),
-    "cdi_annotations": (f"annotations {cdi_annotations.PREFIX}*", lambda c: cdi_annotations.asked(c.data)),
-    "volume_mounts": (f"mounts {mount_list.FOLDER}", lambda c: mount_list.asked(c.data)),
-    "swarm": (f"env {variables.SWARM_PREFIX}*", lambda c: variables.swarm(c.environment)),
-    "gpulatch_gpus": (f"env {variables.OWN}, {variables.OWN_PREFIX}*", lambda c: variables.own(c.environment)),
-    "nvidia_visible_devices": (f"env {variables.NVIDIA}", lambda c: variables.nvidia(c.environment)),
-    "nvidia_mig_config": (f"env {variables.MIG_PROFILE}", lambda c: variables.mig_profile(c.environment)),
-    "legacy_image": (f"env {variables.CUDA_VERSION}", lambda c: variables.legacy_image(c.environment)),
+    "cdi_annotations": (
+        f"annotations {cdi_annotations.PREFIX}*",
+        lambda data, own_id, env: cdi_annotations.asked(data),
+    ),
+    "volume_mounts": (f"mounts {mount_list.FOLDER}", lambda data, own_id, env: mount_list.asked(data)),
+    "swarm": (f"env {variables.SWARM_PREFIX}*", lambda data, own_id, env: variables.swarm(env)),
+    "gpulatch_gpus": (f"env {variables.OWN}, {variables.OWN_PREFIX}*", lambda data, own_id, env: variables.own(env)),
+    "nvidia_visible_devices": (f"env {variables.NVIDIA}", lambda data, own_id, env: variables.nvidia(env)),
+    "nvidia_mig_config": (f"env {variables.MIG_PROFILE}", lambda data, own_id, env: variables.mig_profile(env)),
+    "legacy_image": (f"env {variables.CUDA_VERSION}", lambda data, own_id, env: variables.legacy_image(env)),
     "nodes": ("device rules of the spec", _from_nodes),
 }
 """By name in the settings, in default order: what people call the place, and what reads it."""

@@ -137,7 +137,7 @@ def test_an_identifier(row: dict[str, Any]) -> None:
 @told("C")
 def test_a_cdi_name(row: dict[str, Any]) -> None:
     found = cdi.parse(row["in"])
-    parts = {"vendor": found.vendor, "class": found.class_, "name": found.name} if found else {}
+    parts = dict(zip(("vendor", "class", "name"), found, strict=True)) if found else {}
     theirs = {key: value for key, value in row["expect"].items() if key != "error"}
     agree(row, {**parts, "qualified": found is not None}, theirs)
 
