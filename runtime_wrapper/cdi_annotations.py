@@ -13,12 +13,14 @@ PREFIX = "cdi.k8s.io/"
 
 def asked(data: spec.Json) -> Iterator[tuple[str, str]]:
     """Where the annotations ask for GPUs, and for which. One that is there and names no device at all asks for none."""
-    found = {name: text for name, text in sorted(spec.section(data, "annotations").items()) if _counts(name, text)}
-    devices = [device for text in found.values() for device in _devices(text)]
-    gpus = [device for device in devices if not cdi.is_foreign(device)]
-    if gpus or (found and not devices):
-        names = [name for name, text in found.items() if not devices or set(_devices(text)) & set(gpus)]
-        yield f"annotation {', '.join(names)}", ",".join(gpus) or "none"
+    annotations = spec.section(data, "annotations").items()
+    found = {name: _devices(text) for name, text in sorted(annotations) if _counts(name, text)}
+    gpus = {name: [device for device in devices if not cdi.is_foreign(device)] for name, devices in found.items()}
+    if any(gpus.values()):
+        names = [name for name, devices in gpus.items() if devices]
+        yield f"annotation {', '.join(names)}", ",".join(device for name in names for device in gpus[name])
+    elif found and not any(found.values()):
+        yield f"annotation {', '.join(found)}", "none"
 
 
 def without_gpus(annotations: spec.Json) -> spec.Json:

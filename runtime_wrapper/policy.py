@@ -47,9 +47,9 @@ class Choice:
 def choose(wishes: Sequence[Wish], settings: Settings, *, privileged: bool) -> Choice:
     """The request that counts."""
     order = (*settings.sources, _NODES)
-    left_out = [Heard(wish, why) for wish in wishes if (why := _left_out(wish, settings, privileged))]
-    ignored = [heard.wish for heard in left_out]
-    counting = _one_of_swarms([wish for wish in wishes if wish not in ignored])
+    judged = [(wish, _left_out(wish, settings, privileged)) for wish in wishes]
+    left_out = [Heard(wish, why) for wish, why in judged if why]
+    counting = _one_of_swarms([wish for wish, why in judged if not why])
     counting.sort(key=lambda wish: order.index(wish.source))
     heard: list[Heard] = []
     wanted, error, void = None, None, False

@@ -1,5 +1,6 @@
 """The places that ask in other words than our own: CDI annotations, Swarm, several variables, old images."""
 
+import time
 from typing import Any
 
 import pytest
@@ -209,6 +210,20 @@ def test_a_huge_request_is_refused_in_one_short_line_and_harms_nobody_where_it_d
     assert len(str(caught.value)) < 400
     assert find(spec(f"NVIDIA_VISIBLE_DEVICES={text}"), Settings(accept_env="never")) is None
     assert find(spec(f"NVIDIA_VISIBLE_DEVICES={',' * (1 << 20)}")) is None
+
+
+def test_ten_thousand_variables_annotations_and_mounts_take_no_time() -> None:
+    data = spec(*(f"DOCKER_RESOURCE_{n}=0" for n in range(10_000)), *(f"GPULATCH_REQ_{n}=0" for n in range(10_000)))
+    data["annotations"] = {f"cdi.k8s.io/{n}": "nvidia.com/gpu=0,vendor.com/x=1" for n in range(10_000)}
+    data["mounts"] = [
+        {"destination": f"/var/run/nvidia-container-devices/{n}", "source": "/dev/null"} for n in range(10_000)
+    ]
+    started = time.monotonic()
+    with pytest.raises(RequestError, match="longer than 4096"):
+        find(data)
+    assert find(data, Settings(sources=("docker",))) is None
+    edits.apply(data, Grant((), (), Numbers.assumed(), dialect="volume_mounts"))
+    assert time.monotonic() - started < 2
 
 
 @pytest.mark.parametrize("annotations", [None, 7, [], {"cdi.k8s.io/a": 7, "cdi.k8s.io/b": None}])
