@@ -20,7 +20,7 @@ _SCHEMA_1 = "gpulatch-ledger/1"
 MAX_PAST = 256  # containers whose GPUs are remembered for a restart, or that an administrator released
 
 # What reading a damaged ledger raises.
-DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+DAMAGE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
 @dataclass(slots=True)
@@ -28,8 +28,8 @@ class Book:
     """The live claims at one moment; changes count once `Ledger.locked` is left without an error.
 
     `released` holds the tokens of claims that an administrator took out of the book while their containers ran on.
-    What this look changed: `ended` claims, `found` ones, and why the ledger itself was `lost`
-    (`set_aside` once the unusable file was).
+    `unlimited` names the running containers that may open every GPU. What this look changed: `ended` claims, `found`
+    ones, and why the ledger itself was `lost` (`set_aside` once the unusable file was).
     """
 
     claims: list[Claim]
@@ -37,6 +37,7 @@ class Book:
     past: list[Past] = field(default_factory=list)
     released: list[str] = field(default_factory=list)
     changed: bool = field(default=False, compare=False)
+    unlimited: tuple[str, ...] = field(default=(), compare=False)
     ended: list[Claim] = field(default_factory=list, compare=False)
     found: list[Claim] = field(default_factory=list, compare=False)
     lost: str | None = field(default=None, compare=False)

@@ -136,6 +136,11 @@ class Past:
         return cls(data["id"], data["root"], tuple(Device(**device) for device in data["devices"]))
 
 
+def is_called(text: str, name: str | None) -> bool:
+    """Whether people mean a container of that name: its name, or in Kubernetes the name without its pod's."""
+    return name is not None and (name == text or (bool(text) and name.endswith(f"/{text}")))
+
+
 def devices_by_minor(inventory: Inventory) -> dict[int, Device]:
     """The GPUs of a host as claims name them, by the minor of their node."""
     return {gpu.minor: Device(gpu.pci, gpu.uuid, gpu.index) for gpu in inventory.gpus}

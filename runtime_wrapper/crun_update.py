@@ -8,6 +8,7 @@ is for crun to say.
 
 import json
 import os
+import stat
 
 from runtime_wrapper import runtime_state, spec
 from runtime_wrapper.argv import Update
@@ -31,8 +32,8 @@ def _changed(update: Update, arguments: list[str]) -> list[str]:
     raw = _read_all(fd)
     os.close(fd)
     kept = _without_devices(raw)
-    if kept == raw:
-        return arguments
+    if kept == raw and stat.S_ISREG(os.stat(update.resources).st_mode):
+        return arguments  # a pipe cannot be read a second time
     end = update.options_end  # of two options of one name the last counts
     return [*arguments[:end], f"--resources=/proc/self/fd/{_copy(kept)}", *arguments[end:]]
 

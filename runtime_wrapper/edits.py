@@ -6,7 +6,7 @@ runs in the container. GPU nodes and rules that the spec brought along and the g
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -15,15 +15,12 @@ from runtime_wrapper import cdi_annotations, cuda, mount_list, spec, variables
 from runtime_wrapper.devices import DeviceNode, Numbers
 from runtime_wrapper.errors import HiddenDeviceError, NoDriverError, SpecError, quoted
 from runtime_wrapper.inventory import Gpu
-from runtime_wrapper.sources import is_ctrs_hook
+from runtime_wrapper.sources import is_ctrs_hook, is_nvidia_hook
 
 DEVICES_VARIABLE = "GPULATCH_DEVICES"
 CAPABILITIES_VARIABLE = "NVIDIA_DRIVER_CAPABILITIES"
 DEFAULT_CAPABILITIES = frozenset({"compute", "utility"})
 ALL_CAPABILITIES = frozenset({"compute", "compat32", "graphics", "utility", "video", "display", "ngx"})
-
-# NVIDIA's prestart hook, by its installed names: it would inject a second time what the spec already holds.
-_NVIDIA_HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +54,7 @@ def apply(data: spec.Json, grant: Grant) -> spec.Json:
     _refuse_hidden(data, grant.nodes)
     edited = _copied(data)
     _drop_gpu_access(edited, grant)
-    _drop_nvidia_hook(edited)
+    _drop_hooks(edited, is_nvidia_hook)
     _drop_requests(edited, grant)
     _add_nodes(edited, grant.nodes)
     _set_variables(edited, grant)
@@ -68,6 +65,7 @@ def silence_nvidia(data: spec.Json) -> spec.Json:
     """The spec with nothing in it on which NVIDIA's own runtime or hook would act by itself. Raises SpecError."""
     edited = _copied(data)
     _drop_requests_to_nvidia(edited)
+    _drop_hooks(edited, is_ctrs_hook)
     _set_environment(edited, {variables.NVIDIA: "void"})
     return edited
 
@@ -153,17 +151,11 @@ def _require_plain(entry: Any, where: str) -> None:
         raise SpecError(spec.WHAT, where, why, "give type, major and minor as the OCI specification has them")
 
 
-def has_nvidia_hook(data: spec.Json) -> bool:
-    """Whether NVIDIA's prestart hook is in the spec: dockerd adds it for every `--gpus`, `--gpus 0` too."""
-    stages = spec.section(data, "hooks").values()
-    return any(_is_nvidia_hook(entry) for entries in stages if isinstance(entries, list) for entry in entries)
-
-
-def _drop_nvidia_hook(edited: spec.Json) -> None:
+def _drop_hooks(edited: spec.Json, unwanted: Callable[[object], bool]) -> None:
     hooks = spec.section(edited, "hooks")
     for stage, entries in hooks.items():
         if isinstance(entries, list):
-            hooks[stage] = [entry for entry in entries if not _is_nvidia_hook(entry)]
+            hooks[stage] = [entry for entry in entries if not unwanted(entry)]
 
 
 def _drop_requests(edited: spec.Json, grant: Grant) -> None:
@@ -188,11 +180,6 @@ def _drop_requests_to_nvidia(edited: spec.Json) -> None:
 def _drop_mounts(edited: spec.Json) -> None:
     if isinstance(edited.get("mounts"), list):
         edited["mounts"] = mount_list.without(edited)
-
-
-def _is_nvidia_hook(entry: Any) -> bool:
-    named = isinstance(entry, dict) and os.path.basename(str(entry.get("path", ""))) in _NVIDIA_HOOKS
-    return named or is_ctrs_hook(entry)
 
 
 def _add_nodes(edited: spec.Json, nodes: Sequence[DeviceNode]) -> None:

@@ -115,6 +115,16 @@ class CudaVisibleDevicesError(GpulatchError):
     remedy = "Leave the variable out, or name GPUs that the container is granted."
 
 
+class RequirementError(GpulatchError):
+    """The container's image needs a newer driver, or another GPU, than this host has for it."""
+
+    code = "GL-2004"
+    remedy = (
+        "Install the driver that the message names, or use an image for the CUDA that this host runs. To start it all "
+        "the same, set `NVIDIA_DISABLE_REQUIRE=1` in the container. See docs/requirements.md."
+    )
+
+
 class NoDriverError(GpulatchError):
     """The NVIDIA driver, or a part of it that the request needs, is not loaded on this host."""
 

@@ -135,13 +135,19 @@ def _append(directory: int, lines: bytes) -> None:
         fd = os.open(FILE, _FLAGS, 0o640, dir_fd=directory)
         try:
             found = os.fstat(fd)
-            if not stat.S_ISREG(found.st_mode) or found.st_uid != trust.ROOT_UID or found.st_nlink != 1:
+            if not usable(found):
                 return
             if found.st_size + len(lines) <= MAX_BYTES or not _put_aside(directory, fd, found):
                 os.write(fd, lines)
                 return
         finally:
             os.close(fd)
+
+
+def usable(found: os.stat_result) -> bool:
+    """Whether a file can be the log: a plain file of root that nobody else can change under any name."""
+    plain = stat.S_ISREG(found.st_mode) and found.st_nlink == 1
+    return plain and found.st_uid == trust.ROOT_UID and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _put_aside(directory: int, fd: int, found: os.stat_result) -> bool:

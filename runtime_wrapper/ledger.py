@@ -9,16 +9,17 @@ from those. Another boot id is an empty book. /run is a tmpfs, so nothing is syn
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from runtime_wrapper import atomic, events, lock, recovery, trust
+from runtime_wrapper import atomic, clock, events, lock, recovery, trust
 from runtime_wrapper import book as books
 from runtime_wrapper.book import DAMAGE, MAX_PAST, Book, damage, reconciled
-from runtime_wrapper.claim import Claim, Device
+from runtime_wrapper.claim import Claim, Device, is_called
 from runtime_wrapper.errors import LedgerError, LiveClaimError, NoClaimError, UntrustedPathError, errno_name, quoted
+from runtime_wrapper.recovery import Look
 
 FILE = "ledger.json"
 SET_ASIDE = "ledger.bad.json"
@@ -36,18 +37,18 @@ class Ledger:
     state_dir: str = trust.STATE_DIR
 
     @contextmanager
-    def locked(self, by_minor: Mapping[int, Device] = NO_DEVICES) -> Iterator[Book]:
+    def locked(self, by_minor: Mapping[int, Device] = NO_DEVICES, running: Look | None = None) -> Iterator[Book]:
         """The reconciled book under the lock; written back on leaving when something changed.
 
         `by_minor` are the host's GPUs: without them an unknown container's devices have no name, and only those that
-        gpulatch started are found. Raises NotRootError, UntrustedPathError, LockTimeoutError, LedgerError; then nothing
-        is changed.
+        gpulatch started are found. `running` is what the method of that name has just given. Raises NotRootError,
+        UntrustedPathError, LockTimeoutError, LedgerError; then nothing is changed.
         """
         directory = self._open(create=True)
         try:
-            found = self._running(directory, by_minor)
+            found = self._running(directory, by_minor) if running is None else running
             with lock.held(directory, f"{self.state_dir}/{lock.NAME}"):
-                book = self._book(directory, found)
+                book = self._book(directory, found, by_minor)
                 yield book
                 if book.changed:
                     self._write(directory, book)
@@ -60,9 +61,20 @@ class Ledger:
         try:
             directory = self._open(create=False)
         except FileNotFoundError:
-            return self._without_file("its directory is missing", _told(recovery.running, by_minor))
+            return self._anew("its directory is missing", None, by_minor)
         try:
-            return self._book(directory, self._running(directory, by_minor))
+            return self._book(directory, self._running(directory, by_minor), by_minor)
+        finally:
+            os.close(directory)
+
+    def running(self, by_minor: Mapping[int, Device]) -> Look:
+        """The containers that run and may open GPUs, whatever the book says; to be looked for before the lock.
+
+        Raises as `locked`.
+        """
+        directory = self._open(create=True)
+        try:
+            return self._running(directory, by_minor)
         finally:
             os.close(directory)
 
@@ -91,7 +103,8 @@ class Ledger:
         """
         with self.locked(by_minor) as book:
             fitting = [claim for claim in book.claims if root in (None, claim.root)]
-            found = [claim for claim in fitting if container in (claim.id, claim.name)]
+            found = [claim for claim in fitting if claim.id == container]
+            found = found or [claim for claim in fitting if is_called(container, claim.name)]
             found = found or [claim for claim in fitting if container and claim.id.startswith(container)]
             if len(found) != 1:
                 fit = ", ".join(f"{claim.id} (root {claim.root})" for claim in found)
@@ -129,7 +142,7 @@ class Ledger:
         finally:
             os.close(directory)
 
-    def _running(self, directory: int, by_minor: Mapping[int, Device]) -> list[Claim]:
+    def _running(self, directory: int, by_minor: Mapping[int, Device]) -> Look:
         return _told(recovery.running, by_minor, self._more_roots(directory))
 
     def _more_roots(self, directory: int) -> tuple[str, ...]:
@@ -138,27 +151,35 @@ class Ledger:
             roots = json.loads(trust.read_file(directory, ROOTS_FILE, "list of state roots", self.state_dir))
         except (FileNotFoundError, UntrustedPathError, ValueError, RecursionError):
             return ()
-        return tuple(root for root in roots if isinstance(root, str)) if isinstance(roots, list) else ()
+        return tuple(root for root in roots if _is_path(root)) if isinstance(roots, list) else ()
 
-    def _book(self, directory: int, found: Sequence[Claim]) -> Book:
+    def _book(self, directory: int, found: Look, by_minor: Mapping[int, Device]) -> Book:
         where = f"{self.state_dir}/{FILE}"
         try:
-            book = books.parse(trust.read_file(directory, FILE, "ledger", where))
+            book = _told(reconciled, books.parse(trust.read_file(directory, FILE, "ledger", where)))
         except FileNotFoundError:
-            return self._without_file("it is missing", found)
+            return self._anew("it is missing", directory, by_minor)
         except UntrustedPathError as error:
-            return self._without_file(error.why, found)
+            return self._anew(error.why, directory, by_minor)
         except DAMAGE as error:
-            return self._without_file(damage(error), found)
-        book = _told(reconciled, book)
-        _told(book.adopt, found)
+            return self._anew(damage(error), directory, by_minor)
+        _told(book.adopt, found.claims)
+        book.unlimited = found.unlimited
         return book
 
-    def _without_file(self, why: str, found: Sequence[Claim]) -> Book:
-        """A book made from the containers that are there, those whose create is not over included."""
+    def _anew(self, why: str, directory: int | None, by_minor: Mapping[int, Device]) -> Book:
+        """A book made from the containers that are there, those whose create is not over included.
+
+        These are looked for first: a create that ends meanwhile has left the state by which the second look finds it.
+        What was found before the lock is too old, for nothing but the ledger said who came since.
+        """
+        starting = _told(recovery.starting)
+        more_roots = self._more_roots(directory) if directory is not None else ()
         book = Book([], changed=True, lost=why)
-        _told(book.adopt, found)
-        _told(book.adopt, _told(recovery.starting))
+        found = _told(recovery.running, by_minor, more_roots)
+        book.unlimited = found.unlimited
+        _told(book.adopt, found.claims)
+        _told(book.adopt, starting)
         return book
 
     def _write(self, directory: int, book: Book) -> None:
@@ -172,15 +193,19 @@ class Ledger:
 
     def _set_aside(self, directory: int, book: Book) -> None:
         """Keep a ledger that could not be used, the last one only, whatever kind of file it is."""
-        try:
-            os.rename(FILE, SET_ASIDE, src_dir_fd=directory, dst_dir_fd=directory)
-            book.set_aside = True
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            where = f"{self.state_dir}/{FILE}"
-            why = f"cannot be used, nor set aside ({errno_name(error)})"
-            raise LedgerError("ledger", where, why, f"run: mv {where} {where}.bad") from error
+        for name in (SET_ASIDE, f"{SET_ASIDE}.{clock.now()}"):  # the first can be taken by a folder
+            try:
+                os.rename(FILE, name, src_dir_fd=directory, dst_dir_fd=directory)
+            except FileNotFoundError:
+                return
+            except OSError as error:
+                failure = error
+            else:
+                book.set_aside = True
+                return
+        where = f"{self.state_dir}/{FILE}"
+        why = f"cannot be used, nor set aside ({errno_name(failure)})"
+        raise LedgerError("ledger", where, why, f"run: mv {where} {where}.bad") from failure
 
     def _replace(self, directory: int, name: str, data: bytes) -> None:
         """Always under the lock, so one name for the new file will do, and a killed writer leaves no more than that."""
@@ -201,6 +226,10 @@ def parse(raw: bytes, where: str) -> Book:
     except DAMAGE as error:
         raise LedgerError("ledger", where, damage(error), "give a ledger file") from error
     return _told(reconciled, written)
+
+
+def _is_path(root: object) -> bool:
+    return isinstance(root, str) and root.startswith("/") and root.isprintable()
 
 
 def _events(book: Book) -> list[Event]:

@@ -59,12 +59,12 @@ def prepare(link: str, invocation: Invocation, story: Story) -> None:
         original = spec.original(found)
         story.engine = engine.of(original.data, invocation.root)
         story.name = engine.container_name(story.engine, original.data, invocation.container_id, os.getppid())
-        if sources.is_pods_own(original.data):
-            story.notes.append("the pod's own container: it asks for nothing, whatever its annotations and image say")
+        story.notes += sources.unheard(original.data)
         restoring = invocation.subcommand == "restore"
         untouched = original is found
         wishes = sources.wishes(original.data, invocation.container_id, annotations=not restoring or not untouched)
-    if untouched and not wishes and not sources.unlimited(original.data) and not lowlevel.is_nvidia_runtime(link):
+    by_nvidia = lowlevel.is_nvidia_runtime(link) or sources.has_nvidia_hook(original.data)
+    if untouched and not wishes and not sources.unlimited(original.data) and not by_nvidia:
         return
     with story.phase("import"):
         from runtime_wrapper import pipeline  # here, because most containers ask for no GPU and need none of it

@@ -6,7 +6,7 @@ claim ends with it.
 """
 
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 from runtime_wrapper import (
@@ -35,10 +35,13 @@ from runtime_wrapper.inventory import Inventory
 from runtime_wrapper.ledger import Ledger
 from runtime_wrapper.placement import Offer, Rules
 from runtime_wrapper.proc import Process
+from runtime_wrapper.recovery import Look
 from runtime_wrapper.request import EXCLUSIVE, Request
 from runtime_wrapper.settings import Settings
 from runtime_wrapper.sources import Wish
 from runtime_wrapper.spec import Spec
+
+REQUIREMENT_VARIABLES = ("NVIDIA_REQUIRE_", "CUDA_VERSION", "NV_CUDA_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,8 @@ def prepare(start: Start, wishes: Sequence[Wish]) -> None:
     Raises GpulatchError when the container must not start.
     """
     story = start.story
+    for wish in wishes:  # until it is judged
+        story.heard(wish.source, wish.place, wish.text, "not judged: the settings could not be read")
     with story.phase("settings"):
         try:
             rules = settings.load(story.runtime)
@@ -76,6 +81,7 @@ def prepare(start: Start, wishes: Sequence[Wish]) -> None:
             rules = Settings()  # a container without a request starts whatever is wrong with us
     story.mode = rules.mode
     story.notes += [rules.note] if rules.note else []
+    story.said.clear()
     choice = policy.choose(wishes, rules, privileged=sources.privileged(start.original.data))
     for heard in choice.heard:
         story.heard(heard.wish.source, heard.wish.place, heard.wish.text, heard.verdict)
@@ -100,14 +106,31 @@ def _give(start: Start, wanted: Request, rules: Settings) -> None:
     offer = Offer((), wanted.policy, ("no GPU, by the container's own wish",))
     if not wanted.none:
         claim, offer = _book(start, wanted, rules, observed=False)
-    _tell(offer, start.story)
-    with start.story.phase("edit"):
+    try:
+        _write(start, offer, claim, wanted)
+    except BaseException:
+        if claim:
+            _forget(claim)
+        raise
+
+
+def _write(start: Start, offer: Offer, claim: Claim | None, wanted: Request) -> None:
+    story = start.story
+    _require_met(start, offer)
+    with story.phase("edit"):
         edited = edits.apply(start.original.data, _grant(offer, wanted, start))
-        start.story.edits = changes.between(start.original.data, edited)
-    with start.story.phase("write"):
+    with story.phase("write"):
         spec.write(start.original, edited, claim.token if claim else None, claim.record() if claim else "")
         if claim:
             _require_booked(claim, wanted, start)
+    _tell(offer, story)
+    story.edits = changes.between(start.original.data, edited)
+
+
+def _forget(claim: Claim) -> None:
+    """Take a claim out of the book whose container does not start; where that fails it ends with this process."""
+    with suppress(GpulatchError, OSError), Ledger().locked(running=Look()) as book:
+        book.remove([booked for booked in book.claims if booked.token == claim.token])
 
 
 def _observe(start: Start, wanted: Request, rules: Settings) -> None:
@@ -118,6 +141,7 @@ def _observe(start: Start, wanted: Request, rules: Settings) -> None:
     if not wanted.none:
         _, offer = _book(start, wanted, rules, observed=True)
         _tell(offer, start.story)
+        _require_met(start, offer)
 
 
 def _tell(offer: Offer, story: Story) -> None:
@@ -133,7 +157,7 @@ def _without_request(start: Start, rules: Settings) -> None:
     if rules.mode == settings.OBSERVE:
         return
     data = start.original.data
-    if (start.delegate or edits.has_nvidia_hook(data)) and sources.nvidia_would_act(data):
+    if (start.delegate or sources.has_nvidia_hook(data)) and sources.nvidia_would_act(data):
         silenced = edits.silence_nvidia(data)
         spec.write(start.original, silenced, None)
         start.story.edits = changes.between(data, silenced)
@@ -180,17 +204,38 @@ def _require_usable(start: Start, wanted: Request) -> None:
         raise RestoreError("GPU container", wanted.where, why, "start it anew instead of restoring it")
 
 
+def _require_met(start: Start, offer: Offer) -> None:
+    """Refuse a container whose image cannot run here; its claim ends with this process. Raises RequirementError."""
+    data = start.original.data
+    if not says_requirements(data):
+        return
+    with start.story.phase("require"):
+        from runtime_wrapper import requirements  # here, because many containers say nothing of the kind
+
+        driver = requirements.driver_here()
+        start.story.notes += requirements.check(data, start.invocation.bundle, offer.gpus, driver)
+
+
+def says_requirements(data: spec.Json) -> bool:
+    """Whether a container says what it needs of the driver and the GPUs."""
+    return any(name.startswith(REQUIREMENT_VARIABLES) for name in spec.environment(data))
+
+
 def _book(start: Start, wanted: Request, rules: Settings, *, observed: bool) -> tuple[Claim, Offer]:
     """Choose and book the GPUs; the machine is looked at before the lock is taken, never under it."""
     ledger, story, call = Ledger(), start.story, start.invocation
     ledger.prepare()
     with story.phase("inventory"):
         inventory = snapshot.load()
+    by_minor = devices_by_minor(inventory)
+    with story.phase("look"):
+        running = ledger.running(by_minor)
     with ExitStack() as locked:
         with story.phase("lock"):
-            book = locked.enter_context(ledger.locked(devices_by_minor(inventory)))
+            book = locked.enter_context(ledger.locked(by_minor, running))
         with story.phase("choose"):
             offer = _choose(book, start, wanted, inventory, rules)
+            _heed_unlimited(book.unlimited, start, wanted, rules)
             claim = Claim(
                 id=call.container_id,
                 root=call.root,
@@ -211,6 +256,18 @@ def _book(start: Start, wanted: Request, rules: Settings, *, observed: bool) -> 
             book.add(claim)
             ledger.remember_root(call.root)
     return claim, offer
+
+
+def _heed_unlimited(containers: Sequence[str], start: Start, wanted: Request, rules: Settings) -> None:
+    """Containers that may open every device void what this one is to have to itself: report it, or refuse it."""
+    if wanted.policy != EXCLUSIVE or not containers:
+        return
+    more = f" and {len(containers) - 1} more" if len(containers) > 1 else ""
+    why = f"container {containers[0]}{more} may open every GPU (--privileged, or a wildcard rule)"
+    error = HeldDeviceError("policy exclusive", wanted.where, why, "stop that container, or ask with +policy=shared")
+    if rules.unlimited_devices == "refuse" and rules.mode != settings.OBSERVE:
+        raise error
+    start.story.notes.append(f"{error} [reported only, as the settings have it]")
 
 
 def _choose(book: Book, start: Start, wanted: Request, inventory: Inventory, rules: Settings) -> Offer:

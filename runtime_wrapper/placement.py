@@ -175,9 +175,22 @@ def _unknown(name: str, found: Sequence[Gpu], request: Request, inventory: Inven
     if found:
         why = f"fits GPUs {index_list([gpu.index for gpu in found])}"
         return UnknownDeviceError(f"GPU {quoted(name)}", request.where, why, "write more digits of the UUID")
-    return UnknownDeviceError(
-        f"GPU {quoted(name)}", request.where, f"no such GPU, {have}", "see them with: gpulatch probe"
-    )
+    hint = "see them with: gpulatch probe"
+    if name.isdecimal():
+        hint = f"a bare number is an index, {name} free ones are any:{int(name)}; {hint}"
+    elif nearest := _nearest(name, inventory):
+        hint = f"the nearest is GPU {nearest.index}, {nearest.uuid}; {hint}"
+    return UnknownDeviceError(f"GPU {quoted(name)}", request.where, f"no such GPU, {have}", hint)
+
+
+def _nearest(name: str, inventory: Inventory) -> Gpu | None:
+    """The GPU whose UUID differs from a mistyped one in a digit or two."""
+    digits = name.removeprefix("GPU-")
+    for gpu in inventory.gpus:
+        own = (gpu.uuid or "").lower().removeprefix("gpu-").replace("-", "")
+        if len(digits) > 8 and sum(a != b for a, b in zip(digits, own, strict=False)) <= 2:
+            return gpu
+    return None
 
 
 def _refuse_held(gpus: Sequence[Gpu], request: Request, holders: Holders) -> None:

@@ -98,7 +98,7 @@ def _left_out(wish: Wish, settings: Settings, privileged: bool) -> str | None:
     if wish.source == _SWARM and wish.place.removeprefix("env ") not in settings.swarm_resources:
         return "left out: the setting swarm_resources does not name this variable"
     if wish.source in _OF_THE_IMAGE and settings.lone_all == "none" and request.is_lone_all(wish.text):
-        return "left out: all by itself is the image's (lone_all = none)"
+        return "left out: all by itself is taken for the image's word (lone_all = none); GPULATCH_GPUS=all would count"
     return None
 
 

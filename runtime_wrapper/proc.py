@@ -61,7 +61,7 @@ class Cgroup:
         """The cgroup at a path, or None when there is none. Raises OSError when that cannot be told."""
         try:
             return cls(path, os.stat(path).st_ino)
-        except _GONE:
+        except (*_GONE, ValueError):  # or no path at all
             return None
 
     def to_json(self) -> dict[str, str | int]:
@@ -76,10 +76,11 @@ class Cgroup:
         return b"populated 1" in events if events is not None else bool(read(f"{self.path}/cgroup.procs"))
 
 
-def read(path: str, *, at_once: bool = False) -> bytes | None:
+def read(path: str, *, at_once: bool = False, limit: int = 1 << 28) -> bytes | None:
     """A small file of the kernel or the runtime, or None when it is gone. Raises OSError when that cannot be told.
 
-    `at_once`: one read gives it all, as for files of /proc/<pid> that fit a page.
+    `at_once`: one read gives it all, as for files of /proc/<pid> that fit a page. Of more than `limit` bytes the rest
+    is left out.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -89,14 +90,16 @@ def read(path: str, *, at_once: bool = False) -> bytes | None:
         if at_once:
             return os.read(fd, 4096)
         chunks = []
-        while chunk := os.read(fd, 1 << 16):
+        while limit > 0 and (chunk := os.read(fd, 1 << 16)):
             chunks.append(chunk)
+            limit -= len(chunk)
         return b"".join(chunks)
     except _GONE:
         return None
     except OSError as error:
-        if error.errno == errno.ENODEV:  # a cgroup that was removed while its file was open
+        if error.errno in (errno.ENODEV, errno.EISDIR):  # a cgroup that was removed while its file was open; no file
             return None
+        error.filename = path
         raise
     finally:
         os.close(fd)

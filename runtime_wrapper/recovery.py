@@ -7,13 +7,16 @@ is believed only so far as the runtime's device rules, or root's own files, bear
 be told.
 """
 
+import errno
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from runtime_wrapper import argv, engine, proc, runtime_state, sources, spec
+from runtime_wrapper.argv import Invocation
 from runtime_wrapper.claim import Claim, Device
 from runtime_wrapper.errors import GpulatchError
 from runtime_wrapper.proc import Process
@@ -32,15 +35,20 @@ ROOTS = (
     "/run/docker/runtime-*/*",
 )
 
-# What reading a text that is no record of ours raises.
-_NO_RECORD = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+# What reading a record, or a runtime's state, that makes no sense raises.
+_NO_SENSE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
-_GPU_MAJOR = re.compile(rb'"major"\s*:\s*195\b')
+_ALLOWS = re.compile(rb'"allow"\s*:\s*true')
+_MAJOR = re.compile(rb'"major"\s*:\s*(-?\w+)')
+_ACCESS = re.compile(rb'"(?:access|permissions)"\s*:\s*"(\w*)"')
 _GPU_WORDS = (spec.RECORD_MARK.encode(), b"nvidia-container-")
-# Among how many words the link to the low-level runtime stands on a command line: a runtime may be a script, and our
-# own Python is about to become the runtime once it has written the spec.
-_LINK_WORDS = 6
-_NODE = re.compile(r"nvidia([0-9]{1,3})")
+# How many words a command line can begin with before the runtime's own arguments: a runtime may be a script, and our
+# own Python, with its main.py, the runtime's name and link, is about to become the runtime once the spec is written.
+_PROGRAM_WORDS = 6
+# A folder with these troubles cannot hold what a live runtime keeps.
+_NO_FOLDER = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTCONN, errno.ESTALE)
+_MAX_WORDS_BYTES = 1 << 18  # of a process's arguments, variables and mounts
+_HARMLESS = ("tmpfs", "devtmpfs")
 _NVIDIA_HOOK = "nvidia-container-"  # nvidia-container-runtime-hook, nvidia-container-toolkit, -cli below containerd
 
 
@@ -49,18 +57,30 @@ def is_default_root(root: str) -> bool:
     return any(_fits(root, pattern) for pattern in ROOTS)
 
 
-def running(by_minor: Mapping[int, Device], more_roots: tuple[str, ...] = ()) -> list[Claim]:
-    """A claim for each running container that may open GPUs; `by_minor` are the host's GPUs.
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What one look at the running containers has shown.
+
+    A claim for each that may open single GPUs, the oldest first; the names of those that may open every GPU there is.
+    """
+
+    claims: tuple[Claim, ...] = ()
+    unlimited: tuple[str, ...] = ()
+
+
+def running(by_minor: Mapping[int, Device], more_roots: tuple[str, ...] = ()) -> Look:
+    """Look at every running container; `by_minor` are the host's GPUs.
 
     Without those only containers are told that gpulatch started.
     """
-    found = []
+    claims: list[Claim] = []
+    unlimited: list[str] = []
     for root in dict.fromkeys((*_default_roots(), *more_roots)):
         for container_id in _folders(root):
-            state = runtime_state.read(root, container_id, _may_have_gpus)
-            if state and (claim := _claim(state, by_minor)):
-                found.append(claim)
-    return sorted(found, key=lambda claim: claim.since)
+            claim, opens_all = _of_container(root, container_id, by_minor)
+            claims += [claim] if claim else []
+            unlimited += [opens_all] if opens_all else []
+    return Look(tuple(sorted(claims, key=lambda claim: claim.since)), tuple(unlimited))
 
 
 def starting() -> list[Claim]:
@@ -68,38 +88,69 @@ def starting() -> list[Claim]:
 
     Slow, for it looks at all processes. Such a process is the holder that its container's spec names.
     """
-    found = []
-    for pid in _folders("/proc"):
-        if pid.isdecimal() and (claim := _being_started(int(pid))):
-            found.append(claim)
-    return found
+    namespaces = _namespaces("self")
+    pids = (int(name) for name in _folders("/proc") if name.isdecimal())
+    return [claim for pid in pids if (claim := _being_started(pid, namespaces))]
+
+
+def _of_container(root: str, container_id: str, by_minor: Mapping[int, Device]) -> tuple[Claim | None, str | None]:
+    """The claim of a container, and its name if it may open every GPU."""
+    try:
+        state = runtime_state.read(root, container_id, _may_have_gpus)
+        if state is None or not _lives(state):
+            return None, None
+        return _claim(state, by_minor), _shown(state) if sources.unlimited(state.spec) else None
+    except _NO_SENSE:
+        return None, None  # one odd container must not keep the others from starting
 
 
 def _may_have_gpus(raw: bytes) -> bool:
     """Whether a runtime's state is worth reading; most are not, and each create looks at all of them."""
-    return any(word in raw for word in _GPU_WORDS) or (b"195" in raw and _GPU_MAJOR.search(raw) is not None)
+    return any(word in raw for word in _GPU_WORDS) or any(_may_open_gpus(rule) for rule in _allow_rules(raw))
+
+
+def _allow_rules(raw: bytes) -> Iterator[bytes]:
+    """The text of each device rule that allows something; rules are flat objects."""
+    for match in _ALLOWS.finditer(raw):
+        yield raw[raw.rfind(b"{", 0, match.start()) : raw.find(b"}", match.end())]
+
+
+def _may_open_gpus(rule: bytes) -> bool:
+    major, access = _MAJOR.search(rule), _ACCESS.search(rule)
+    return (major is None or major[1] in (b"-1", b"195", b"null")) and not (access and access[1] == b"m")
+
+
+def _lives(state: RuntimeState) -> bool:
+    cgroup = state.cgroup
+    return state.init.alive() or (cgroup is not None and cgroup.populated())
+
+
+def _shown(state: RuntimeState) -> str:
+    """A container as messages name it."""
+    name = _name(state)
+    return f"{name} ({state.id[:12]})" if name else state.id
+
+
+def _name(state: RuntimeState) -> str | None:
+    return engine.container_name(engine.of(state.spec, state.root), state.spec, state.id, _parent(state.init))
 
 
 def _claim(state: RuntimeState, by_minor: Mapping[int, Device]) -> Claim | None:
-    cgroup = state.cgroup
-    if not state.init.alive() and not (cgroup and cgroup.populated()):
-        return None
     if recorded := _recorded(state):
         return recorded
     minors, source = sources.opened(state.spec), FOUND
     if not minors and _has_nvidia_hook(state.spec):
-        minors, source = _nodes_inside(state.init.pid), FOUND_NODES
+        minors, source = _nodes_inside(state.init.pid, by_minor), FOUND_NODES
     devices = tuple(dict.fromkeys(by_minor[minor] for minor in minors if minor in by_minor))
     if not devices:
         return None
-    name_of_engine = engine.of(state.spec, state.root)
     return Claim(
         id=state.id,
         root=state.root,
         bundle=state.bundle,
         config=os.path.join(state.bundle, "config.json"),
-        name=engine.container_name(name_of_engine, state.spec, state.id, _parent(state.init)),
-        engine=name_of_engine,
+        name=_name(state),
+        engine=engine.of(state.spec, state.root),
         runtime="",
         devices=devices,
         policy=SHARED,
@@ -108,7 +159,7 @@ def _claim(state: RuntimeState, by_minor: Mapping[int, Device]) -> Claim | None:
         since=state.created or "",
         holder=state.init,
         init=state.init,
-        cgroup=cgroup,
+        cgroup=state.cgroup,
     )
 
 
@@ -119,7 +170,7 @@ def _recorded(state: RuntimeState) -> Claim | None:
         return None
     try:
         claim = Claim.from_record(text, state.init, state.cgroup)
-    except _NO_RECORD:
+    except _NO_SENSE:
         return None
     its_own = (claim.id, claim.root) == (state.id, state.root)
     return claim if its_own and _written_by_us(claim, state.annotation(spec.ORIGINAL_MARK)) else None
@@ -128,32 +179,48 @@ def _recorded(state: RuntimeState) -> Claim | None:
 def _written_by_us(claim: Claim, digest: str | None) -> bool:
     try:
         return spec.is_original(claim.config, digest)
-    except GpulatchError:
+    except (GpulatchError, OSError, *_NO_SENSE):
         return False
 
 
-def _being_started(pid: int) -> Claim | None:
-    """The claim of which a process is the holder, if it has become a low-level runtime of ours."""
-    words = [os.fsdecode(word) for word in (proc.read(f"/proc/{pid}/cmdline") or b"").split(b"\0")[:-1]]
-    links = [number for number, word in enumerate(words[:_LINK_WORDS]) if "/low-level/" in word]
-    if not links:
-        return None
+def _being_started(pid: int, namespaces: tuple[str, ...]) -> Claim | None:
+    """The claim of which a process is the holder: one of root's, outside all containers, that creates a container.
+
+    Which program it is does not matter: a low-level runtime may have become another. It may have ended meanwhile.
+    """
     try:
-        call = argv.parse(words[links[0] + 1 :], words[links[0]], os.readlink(f"/proc/{pid}/cwd"), _environment(pid), 0)
-        written = spec.read(call.config) if call else None
-        text = spec.annotation(written.data, spec.RECORD_MARK) if written else None
-        if call is None or written is None or text is None:
+        if os.stat(f"/proc/{pid}").st_uid != 0 or _namespaces(pid) != namespaces:
             return None
-        claim = Claim.from_record(text, None, None)
-    except (GpulatchError, OSError, *_NO_RECORD):
-        return None  # it has ended meanwhile, or is no runtime of ours after all
+        call = _create_call(pid)
+        return _claim_of_create(pid, call) if call else None
+    except (GpulatchError, OSError, *_NO_SENSE):
+        return None
+
+
+def _create_call(pid: int) -> Invocation | None:
+    words = _words(f"/proc/{pid}/cmdline")
+    variables = dict(entry.partition("=")[::2] for entry in _words(f"/proc/{pid}/environ"))
+    cwd = os.readlink(f"/proc/{pid}/cwd")
+    calls = (
+        argv.parse(words[i:], words[i - 1], cwd, variables, 0) for i in range(1, min(len(words), _PROGRAM_WORDS + 1))
+    )
+    return next((call for call in calls if call), None)
+
+
+def _claim_of_create(pid: int, call: Invocation) -> Claim | None:
+    marks = spec.marks(call.config)
+    claim = Claim.from_record(marks[spec.RECORD_MARK], None, None)
     its_own = claim.holder == Process.of(pid) and (claim.id, claim.config) == (call.container_id, call.config)
-    return claim if its_own and _written_by_us(claim, spec.annotation(written.data, spec.ORIGINAL_MARK)) else None
+    return claim if its_own and _written_by_us(claim, marks.get(spec.ORIGINAL_MARK)) else None
 
 
-def _environment(pid: int) -> dict[str, str]:
-    entries = (proc.read(f"/proc/{pid}/environ") or b"").split(b"\0")
-    return dict(os.fsdecode(entry).partition("=")[::2] for entry in entries)
+def _namespaces(pid: int | str) -> tuple[str, ...]:
+    return tuple(os.readlink(f"/proc/{pid}/ns/{kind}") for kind in ("pid", "mnt"))
+
+
+def _words(path: str) -> list[str]:
+    raw = proc.read(path, limit=_MAX_WORDS_BYTES) or b""
+    return [os.fsdecode(word) for word in raw.split(b"\0")[:-1]]
 
 
 def _has_nvidia_hook(data: spec.Json) -> bool:
@@ -167,13 +234,18 @@ def _list(value: object, kind: type = dict) -> list[Any]:
     return [item for item in value if isinstance(item, kind)] if isinstance(value, list) else []
 
 
-def _nodes_inside(pid: int) -> list[int]:
-    """Minors of the GPU nodes in the /dev of a container that is not the host's own. Follows no link of the image."""
-    flags = os.O_PATH | os.O_CLOEXEC | os.O_DIRECTORY
+def _nodes_inside(pid: int, minors: Iterable[int]) -> list[int]:
+    """Which of the GPUs have a node in the /dev of a container, unless that is the host's own.
+
+    Follows no link of the image, and asks no file system that a container could serve by itself.
+    """
+    kinds = _file_systems(pid)
+    if kinds.get("/dev") not in _HARMLESS:
+        return []
     try:
-        root = os.open(f"/proc/{pid}/root", flags)
+        root = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_CLOEXEC | os.O_DIRECTORY)
         try:
-            dev = os.open("dev", os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=root)
+            dev = os.open("dev", os.O_PATH | os.O_CLOEXEC | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=root)
         finally:
             os.close(root)
     except OSError:
@@ -181,17 +253,25 @@ def _nodes_inside(pid: int) -> list[int]:
     try:
         if os.path.samestat(os.fstat(dev), os.stat("/dev")):
             return []
-        return [minor for name in os.listdir(dev) if (minor := _gpu_minor(dev, name)) is not None]
+        harmless = [minor for minor in minors if kinds.get(f"/dev/nvidia{minor}", "tmpfs") in _HARMLESS]
+        return [minor for minor in harmless if _is_gpu(dev, minor)]
     finally:
         os.close(dev)
 
 
-def _gpu_minor(folder: int, name: str) -> int | None:
-    if not _NODE.fullmatch(name):
-        return None
-    found = os.stat(name, dir_fd=folder, follow_symlinks=False)
-    is_gpu = stat.S_ISCHR(found.st_mode) and os.major(found.st_rdev) == sources.GPU_MAJOR
-    return os.minor(found.st_rdev) if is_gpu else None
+def _file_systems(pid: int) -> dict[str, str]:
+    """The kind of the file system on each mount point of a process (proc_pid_mountinfo(5))."""
+    text = (proc.read(f"/proc/{pid}/mountinfo", limit=_MAX_WORDS_BYTES) or b"").decode(errors="replace")
+    lines = (line.split(" ") for line in text.splitlines() if " - " in line)
+    return {words[4]: words[words.index("-") + 1] for words in lines}
+
+
+def _is_gpu(folder: int, minor: int) -> bool:
+    try:
+        found = os.stat(f"nvidia{minor}", dir_fd=folder, follow_symlinks=False)
+    except OSError:
+        return False
+    return stat.S_ISCHR(found.st_mode) and found.st_rdev == os.makedev(sources.GPU_MAJOR, minor)
 
 
 def _parent(process: Process) -> int:
@@ -221,7 +301,10 @@ def _fits(root: str, pattern: str) -> bool:
 
 
 def _folders(path: str) -> list[str]:
+    """The names in a folder, none where there is none. Raises OSError."""
     try:
         return os.listdir(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+    except OSError as error:
+        if error.errno in _NO_FOLDER:
+            return []
+        raise

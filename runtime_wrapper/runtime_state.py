@@ -71,7 +71,7 @@ def _runcs_spec(config: Json, annotations: Json) -> Json:
         "root": {"path": config.get("rootfs")},
         "annotations": annotations,
         "hooks": config.get("Hooks"),
-        "linux": {"resources": {"devices": [_rule(rule) for rule in rules or () if isinstance(rule, dict)]}},
+        "linux": {"resources": {"devices": [_rule(rule) for rule in _objects(rules)]}},
     }
 
 
@@ -104,6 +104,10 @@ def _object(raw: bytes) -> Json:
     except (ValueError, RecursionError):
         return {}
     return data if isinstance(data, dict) else {}
+
+
+def _objects(value: object) -> list[Json]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def _text(value: object) -> str | None:

@@ -4,10 +4,13 @@ Hot: runs on every create, and ends it when nothing is said. Which of the wishes
 """
 
 import os
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from runtime_wrapper import cdi_annotations, docker, mount_list, spec, variables
+from runtime_wrapper.errors import quoted
 from runtime_wrapper.variables import Environment, Said
 
 ANNOTATION = "gpulatch.io/gpus"
@@ -20,6 +23,13 @@ MAX_PLACE = 120  # the place is kept in the ledger, and a tenant chooses the nam
 # Engines whose annotations include the image's own, so that an image could ask for GPUs by itself.
 _ANNOTATIONS_OF_IMAGES = ("libpod", "cri-o")
 _CONTAINER_TYPES = ("io.kubernetes.cri.container-type", "io.kubernetes.cri-o.ContainerType")
+# NVIDIA's prestart hook, by its installed names.
+_NVIDIA_HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")
+
+# Variables that somebody may have written for one of ours or NVIDIA's.
+_ALMOST = re.compile(r"gpulatch_?\w*|(nvidia_)?visible_(gpu|device)s?|nvidia_visible\w*|gpus?", re.IGNORECASE)
+_KNOWN = (variables.OWN, variables.NVIDIA, "GPULATCH_DEVICES")
+_OWN_ANNOTATIONS = (ANNOTATION, spec.ORIGINAL_MARK, spec.EDITED_MARK, spec.CLAIM_MARK, spec.RECORD_MARK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +50,7 @@ def wishes(data: spec.Json, container_id: str, *, annotations: bool = True) -> l
     silent: set[str] = set()
     if is_pods_own(data):
         silent = SOURCES.keys() - {"nodes"}
-    elif not annotations or spec.annotation(data, "io.container.manager") in _ANNOTATIONS_OF_IMAGES:
+    elif not annotations or _annotations_are_images(data):
         silent = {"annotation", "cdi_annotations"}
     return [
         Wish(source, place if len(place) <= MAX_PLACE else general, text)
@@ -54,6 +64,22 @@ def wishes(data: spec.Json, container_id: str, *, annotations: bool = True) -> l
 def ask_for_gpus(wishes: Sequence[Wish]) -> bool:
     """Whether the wishes are for GPUs, whatever the settings say: a Swarm resource by itself may be anything."""
     return any(wish.source != "swarm" for wish in wishes)
+
+
+def unheard(data: spec.Json) -> list[str]:
+    """What in a spec looks like a request and is none, in words."""
+    notes = []
+    if is_pods_own(data):
+        notes.append("the pod's own container: it asks for nothing, whatever its annotations and image say")
+    elif _annotations_are_images(data) and spec.annotation(data, ANNOTATION) is not None:
+        notes.append(f"annotation {ANNOTATION} does not count under Podman and CRI-O, whose images bring theirs along")
+    for name in spec.environment(data):
+        if _ALMOST.fullmatch(name) and name not in _KNOWN and not name.startswith(variables.OWN_PREFIX):
+            notes.append(f"variable {quoted(name)} says nothing here: perhaps {variables.OWN} is meant")
+    for name in spec.section(data, "annotations"):
+        if name.startswith("gpulatch.io/") and name not in _OWN_ANNOTATIONS:
+            notes.append(f"annotation {quoted(name)} says nothing here: perhaps {ANNOTATION} is meant")
+    return notes
 
 
 def is_pods_own(data: spec.Json) -> bool:
@@ -80,18 +106,28 @@ def privileged(data: spec.Json) -> bool:
     return isinstance(bounding, list) and "CAP_SYS_ADMIN" in bounding
 
 
-def nvidia_would_act(data: spec.Json) -> bool:
-    """Whether NVIDIA's own runtime might give GPUs to a container that gpulatch gives none.
+def has_nvidia_hook(data: spec.Json) -> bool:
+    """Whether NVIDIA's prestart hook is in the spec: dockerd adds it for every `--gpus`, `--gpus 0` too."""
+    return any(is_nvidia_hook(hook) for hook in _hooks(data))
 
-    It acts on `NVIDIA_VISIBLE_DEVICES`, on old CUDA images by their `CUDA_VERSION` alone, on CDI annotations and, where
-    its settings say so, on mounts.
+
+def is_nvidia_hook(hook: object) -> bool:
+    """Whether an entry of the spec's hooks would inject by itself what gpulatch gives or denies."""
+    named = isinstance(hook, dict) and os.path.basename(str(hook.get("path", ""))) in _NVIDIA_HOOKS
+    return named or is_ctrs_hook(hook)
+
+
+def nvidia_would_act(data: spec.Json) -> bool:
+    """Whether NVIDIA's own runtime or hook might give GPUs to a container that gpulatch gives none.
+
+    They act on `NVIDIA_VISIBLE_DEVICES`, on old CUDA images by their `CUDA_VERSION` alone, on CDI annotations and,
+    where their settings say so, on mounts.
     """
     environment = spec.environment(data)
     value = environment.get(variables.NVIDIA)
     cdi = any(name.startswith(cdi_annotations.PREFIX) for name in spec.section(data, "annotations"))
-    mounts = any(mount_list.asked(data))
-    old = value is None and variables.CUDA_VERSION in environment
-    return value not in (None, "", "void") or old or cdi or mounts
+    asked = value not in (None, "", "void") or (value is None and variables.CUDA_VERSION in environment)
+    return asked or cdi or any(mount_list.asked(data)) or any(is_ctrs_hook(hook) for hook in _hooks(data))
 
 
 def _from_annotation(data: spec.Json, container_id: str, environment: Environment) -> Said:
@@ -108,12 +144,15 @@ def _from_docker(data: spec.Json, container_id: str, environment: Environment) -
 
 def _from_ctr(data: spec.Json, container_id: str, environment: Environment) -> Said:
     """The GPUs of `ctr run --gpus`, which containerd hands to NVIDIA's tool by a hook (containerd contrib/nvidia)."""
-    stages = (hooks for hooks in spec.section(data, "hooks").values() if isinstance(hooks, list))
-    hooks = (hook for stage in stages for hook in stage if is_ctrs_hook(hook))
-    words = (word for hook in hooks for word in hook["args"])
+    words = (word for hook in _hooks(data) if is_ctrs_hook(hook) for word in hook["args"])
     devices = [word.partition("=")[2] for word in words if isinstance(word, str) and word.startswith("--device=")]
     if devices:
         yield "ctr --gpus", ",".join(devices)
+
+
+def _hooks(data: spec.Json) -> Iterator[Any]:
+    for hooks in spec.section(data, "hooks").values():
+        yield from hooks if isinstance(hooks, list) else ()
 
 
 def is_ctrs_hook(hook: object) -> bool:
@@ -121,6 +160,10 @@ def is_ctrs_hook(hook: object) -> bool:
     args = hook.get("args") if isinstance(hook, dict) else None
     words = [os.path.basename(word) for word in args if isinstance(word, str)] if isinstance(args, list) else []
     return "oci-hook" in words and "nvidia-container-cli" in words
+
+
+def _annotations_are_images(data: spec.Json) -> bool:
+    return spec.annotation(data, "io.container.manager") in _ANNOTATIONS_OF_IMAGES
 
 
 def _from_nodes(data: spec.Json, container_id: str, environment: Environment) -> Said:

@@ -56,11 +56,7 @@ def read(path: str) -> Spec | None:
     """
     distrust = None
     try:
-        directory = trust.open_directory(os.path.dirname(path), "bundle directory")
-        try:
-            raw = trust.read_file(directory, os.path.basename(path), WHAT, path)
-        finally:
-            os.close(directory)
+        raw = _trusted(path)
     except FileNotFoundError:
         return None
     except UntrustedPathError as error:
@@ -126,10 +122,26 @@ def write(spec: Spec, edited: Json, claim_token: str | None, record: str = "") -
 def is_original(path: str, digest: str | None) -> bool:
     """Whether the kept original of the spec at `path` has the digest of a spec's mark: gpulatch wrote that spec then.
 
-    Only root can write beside a spec, so no tenant's annotation makes this true. Raises UntrustedPathError, SpecError.
+    Only root can write beside a spec, so no tenant's annotation makes this true. Raises UntrustedPathError, OSError.
     """
-    kept = read(original_path(path))
-    return kept is not None and kept.distrust is None and _sha256(kept.raw) == digest
+    return _sha256(_trusted(original_path(path))) == digest
+
+
+def marks(path: str) -> dict[str, str]:
+    """The annotations of a spec that a process names, of which nothing is known but the path: by the rules of `trust`.
+
+    Raises UntrustedPathError, OSError, ValueError.
+    """
+    data = json.loads(_trusted(path))
+    return _annotations(data) if isinstance(data, dict) else {}
+
+
+def _trusted(path: str) -> bytes:
+    directory = trust.open_directory(os.path.dirname(path), "bundle directory")
+    try:
+        return trust.read_file(directory, os.path.basename(path), WHAT, path)
+    finally:
+        os.close(directory)
 
 
 def put_back(spec: Spec) -> None:

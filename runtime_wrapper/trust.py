@@ -99,6 +99,9 @@ def read_file(dir_fd: int, name: str, what: str, where: str) -> bytes:
     Raises UntrustedPathError, FileNotFoundError.
     """
     try:
+        kind = stat.S_IFMT(os.stat(name, dir_fd=dir_fd, follow_symlinks=False).st_mode)
+        if kind not in (stat.S_IFREG, stat.S_IFLNK):  # to open a device can be an act; a link is refused by the open
+            raise _refused(what, where, "not a regular file", "put a regular file there")
         fd = os.open(name, _FILE_FLAGS, dir_fd=dir_fd)
     except FileNotFoundError:
         raise
@@ -126,6 +129,8 @@ def read_anyhow(path: str, what: str) -> bytes:
 
     Follows symbolic links, never blocks. Raises UntrustedPathError when it is no regular file or too big, OSError.
     """
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise _refused(what, path, "not a regular file", "put a regular file there")
     fd = os.open(path, _FILE_FLAGS & ~os.O_NOFOLLOW)
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -139,6 +144,8 @@ def mentions_any(path: str, words: Sequence[bytes]) -> bool:
     """Whether any of the words stands in a regular file of any size; True where that cannot be told."""
     overlap = max(len(word) for word in words) - 1
     try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            return True
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY)) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 return True

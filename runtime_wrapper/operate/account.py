@@ -4,16 +4,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runtime_wrapper import events, liveness, placement, policy, request, runtime_state, settings
+from runtime_wrapper import events, trust
 from runtime_wrapper.book import Book
-from runtime_wrapper.claim import Claim, devices_by_minor
+from runtime_wrapper.claim import Claim, devices_by_minor, is_called
 from runtime_wrapper.engine import DIRECT
-from runtime_wrapper.errors import GpulatchError, quoted
+from runtime_wrapper.errors import GpulatchError, LiveClaimError, quoted
 from runtime_wrapper.inventory import Inventory
 from runtime_wrapper.ledger import Ledger
-from runtime_wrapper.operate import diagnosis, event_log, probing, tables
-from runtime_wrapper.operate.event_log import Event
-from runtime_wrapper.pipeline import placement_rules
+from runtime_wrapper.operate import diagnosis, docker_cli, event_log, outlook, probing, tables
+from runtime_wrapper.operate.event_log import Event, Log
+
+Key = tuple[str, str]
+"""Container id and state root."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,40 +47,59 @@ class Account:
 
 
 def of(text: str) -> Account:
-    """The account of the container with this name, this id, or an id that begins so.
+    """The account of the container with this id, this name, or an id that begins so.
 
-    Raises NoClaimError never, GpulatchError where the log or the ledger cannot be read, OSError.
+    Raises NotRootError, and what stands against reading the ledger. A log that cannot be read is told as a finding.
     """
-    log = event_log.read()
+    trust.require_root_of_host(trust.STATE_DIR)
+    log = _log()
     inventory, driver = _inventory()
     book = Ledger().read(devices_by_minor(inventory) if inventory else {})
-    key = _find(text, log.events, book)
+    known = _known(log, book)
     host = [*driver, *diagnosis.of_host(inventory)]
     if log.damaged:
-        host.append(f"{log.damaged} lines of the event log are damaged and left out")
-    if key is None:
-        return Account(f"gpulatch knows no container {quoted(text)}", findings=(*_unseen(text, log.events), *host))
+        host.append(f"{tables.counted(log.damaged, 'line')} of the event log cannot be read and left out")
+    keys = _fitting(text, known)
+    if not keys:
+        docker = docker_cli.container(text)
+        keys = _fitting(docker.id, known) if docker.id else []  # Docker knows renamed ones
+        if not keys:
+            unseen = docker_cli.unseen(docker, log.events[0]["time"] if log.events else None)
+            return Account(f"gpulatch knows no container {quoted(text)}", findings=(*unseen, *host))
+    return _account(keys[0], log, book, inventory, [*_namesakes(text, keys, known), *host])
+
+
+def _account(key: Key, log: Log, book: Book, inventory: Inventory | None, host: Sequence[str]) -> Account:
     own = [event for event in log.events if _key(event) == key]
-    starts = [event for event in own if event["kind"] in events.STARTS]
-    start = starts[-1] if starts else None
-    since = own[own.index(start) + 1 :] if start else own
     claim = next((one for one in book.claims if (one.id, one.root) == key), None)
-    found = [*_findings(start, inventory), *host]
+    starts = [event for event in own if event["kind"] in events.STARTS]
+    start = _start(starts, claim)
+    since = own[own.index(start) + 1 :] if start else own
+    findings = [*outlook.changed(start, inventory), *host]
     if len(starts) > 1:
-        found.append(f"{len(starts) - 1} earlier starts of this container are in {events.DIRECTORY}")
-    now = _now(key, start, claim, book, inventory)
-    return Account(_headline(key, start, claim), start, tuple(since), claim, tuple(now), tuple(found))
+        earlier = tables.counted(len(starts) - 1, "other start")
+        findings.append(f"{earlier} of this container in {events.DIRECTORY}")
+    now = outlook.now(key, start, claim, book, inventory)
+    return Account(_headline(key, start, claim), start, tuple(since), claim, tuple(now), tuple(findings))
 
 
 def in_words(event: Event) -> str:
     """One later event as people read it."""
-    gpus = ",".join(str(device["index"]) for device in event["devices"])
+    gpus = tables.gpus([device["index"] for device in event["devices"]])
     words = {
-        events.ENDED: f"was seen to have ended: GPUs {gpus} are free again",
-        events.FOUND: f"was found running with GPUs {gpus} and booked as {event['policy']}",
-        events.RELEASED: f"GPUs {gpus} were released by hand: it keeps its access, the book forgets it",
+        events.ENDED: f"was seen to have ended: {gpus} free again",
+        events.FOUND: f"was found running with {gpus} and booked as {event['policy']}",
+        events.RELEASED: f"{gpus} released by hand: it keeps its access, the book forgets it",
     }
-    return f"{tables.moment(event['time'])} UTC: {words.get(event['kind'], event['kind'])}"
+    told = words.get(event["kind"]) or (event["error"] or {}).get("message") or event["kind"]
+    return f"{tables.moment(event['time'])} UTC: {told}"
+
+
+def _log() -> Log:
+    try:
+        return event_log.read()
+    except (GpulatchError, OSError):
+        return Log((), 0)  # `event_log.problems` says why
 
 
 def _inventory() -> tuple[Inventory | None, list[str]]:
@@ -89,23 +110,40 @@ def _inventory() -> tuple[Inventory | None, list[str]]:
         return None, [str(error)]
 
 
-Key = tuple[str, str]
-
-
 def _key(event: Event) -> Key | None:
     container = event["container"]
     return (container["id"], container["root"]) if container else None
 
 
-def _find(text: str, log: Sequence[Event], book: Book) -> Key | None:
-    """The container meant: by name, then id, then the beginning of an id; of several the one seen last."""
-    claims = [((claim.id, claim.root), claim.name) for claim in reversed(book.claims)]
-    seen = [(key, event["container"]["name"]) for event in reversed(log) if (key := _key(event))]
-    known = [*seen, *claims]
-    by_name = [key for key, name in known if name == text or (name or "").endswith(f"/{text}")]
+def _known(log: Log, book: Book) -> list[tuple[Key, str | None]]:
+    """Every container with its name, the one seen last first."""
+    seen = [(key, event["container"]["name"]) for event in reversed(log.events) if (key := _key(event))]
+    return [*seen, *(((claim.id, claim.root), claim.name) for claim in reversed(book.claims))]
+
+
+def _fitting(text: str, known: Sequence[tuple[Key, str | None]]) -> list[Key]:
+    """The containers that can be meant, the one seen last first: by id, else by name, else by an id's beginning."""
     by_id = [key for key, _ in known if key[0] == text]
-    by_beginning = [key for key, _ in known if len(text) > 2 and key[0].startswith(text)]
-    return next(iter([*by_name, *by_id, *by_beginning]), None)
+    by_name = [key for key, name in known if is_called(text, name)]
+    by_beginning = [key for key, _ in known if text and key[0].startswith(text)]
+    return list(dict.fromkeys(by_id or by_name or by_beginning))
+
+
+def _namesakes(text: str, keys: Sequence[Key], known: Sequence[tuple[Key, str | None]]) -> list[str]:
+    if len(keys) == 1:
+        return []
+    names = dict(reversed(known))
+    others = ", ".join(f"{names[key] or key[0]} ({key[0][:12]})" for key in keys[1:4])
+    return [f"of {len(keys)} containers that {quoted(text)} can mean this is the one seen last; also: {others}"]
+
+
+def _start(starts: Sequence[Event], claim: Claim | None) -> Event | None:
+    """The start to tell of: the last, but for one that was refused because the container runs already."""
+    for start in reversed(starts):
+        refused_as_live = (start["error"] or {}).get("code") == LiveClaimError.code
+        if not (claim and refused_as_live):
+            return start
+    return starts[-1] if starts else None
 
 
 def _headline(key: Key, start: Event | None, claim: Claim | None) -> str:
@@ -113,68 +151,11 @@ def _headline(key: Key, start: Event | None, claim: Claim | None) -> str:
     name = claim.container if claim else None
     engine = (container or {}).get("engine") or (claim.engine if claim else "")
     shown = name or (f"{container['name']} ({key[0][:12]})" if container and container["name"] else key[0])
-    through = ", not started by gpulatch"
-    if container:
-        through = f", runtime {container['runtime']} on {container['low_level']}"
     by = f"engine {engine}" if engine not in ("", DIRECT) else "started without an engine"
-    return f"Container {shown}, {by}{through}"
-
-
-def _now(key: Key, start: Event | None, claim: Claim | None, book: Book, inventory: Inventory | None) -> list[str]:
-    if claim:
-        gpus = ",".join(str(device.index) for device in claim.devices)
-        states = {
-            liveness.STARTING: "is being started",
-            liveness.RUNNING: "is running",
-            liveness.LEFTOVER: "has ended, and processes of it are left in its cgroup",
-        }
-        observed = ", as observe mode would have it: nobody is hindered" if claim.observed else ""
-        return [f"it {states[claim.stage]} and holds GPUs {gpus} ({claim.policy}){observed}"]
-    state = runtime_state.read(key[1], key[0], lambda raw: True)
-    lines = ["it is running and holds no GPU" if state and state.init.alive() else "it is not running"]
-    if start and start["kind"] == events.REFUSED and start["request"] and inventory:
-        lines.append(_asked_again(start, book, inventory))
-    return lines
-
-
-def _asked_again(start: Event, book: Book, inventory: Inventory) -> str:
-    """What would become of a refused request now."""
-    text = start["request"]
-    place = next((said["place"] for said in start["said"] if said["verdict"] == policy.COUNTS), "the same request")
-    if len(text) >= events.MAX_TEXT:
-        return "its request is too long for the event log to say what it would get now"
-    try:
-        wanted = request.parse(text, place)
-        if wanted is None:
-            return "asked again now, it asks for no GPU"
-        rules = placement_rules(settings.load(start["container"]["runtime"]))
-        offer = placement.choose(wanted, inventory, book.holders(inventory), rules)
-    except GpulatchError as error:
-        same = str(error) == start["error"]["message"]
-        return "asked again now, it would be refused for the same reason" if same else f"asked again now: {error}"
-    return f"asked again now, it would get GPUs {','.join(str(gpu.index) for gpu in offer.gpus)}: start it again"
-
-
-def _findings(start: Event | None, inventory: Inventory | None) -> list[str]:
-    """What has changed under a container since its start."""
-    if start is None:
-        return []
-    found = diagnosis.settings_since(start["time"])
-    if inventory:
-        there = {gpu.pci for gpu in inventory.gpus}
-        gone = [str(device["index"]) for device in start["devices"] if device["pci"] not in there]
-        found += [f"GPUs {','.join(gone)} of it are gone from this host"] if gone else []
-    return found
-
-
-def _unseen(text: str, log: Sequence[Event]) -> list[str]:
-    """Why gpulatch may never have heard of a container."""
-    docker = diagnosis.asked_docker(text)
-    if docker is None:
-        since = f"since {tables.moment(log[0]['time'])} UTC" if log else "yet"
-        return [f"no start of it was seen {since}, and Docker knows none: its engine did not get so far as to call us"]
-    runtime = (docker.get("HostConfig") or {}).get("Runtime")
-    error = (docker.get("State") or {}).get("Error")
-    lines = [f"Docker has it with the runtime {quoted(runtime)}, which did not call gpulatch for it"]
-    lines += [f"Docker says of its last start: {error}"] if error else []
-    return [*lines, "start it with --runtime gpulatch, or make gpulatch Docker's default runtime"]
+    if container:
+        through = f"runtime {container['runtime']} on {container['low_level']}"
+    elif claim and claim.runtime:
+        through = f"runtime {claim.runtime}, its start is no longer in the event log"
+    else:
+        through = "not started by gpulatch"
+    return f"Container {shown}, {by}, {through}"

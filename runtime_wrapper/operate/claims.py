@@ -2,10 +2,12 @@
 
 import json
 import os
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import click
-from rich.table import Table
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from runtime_wrapper.claim import Claim, Device, devices_by_minor
@@ -30,23 +32,29 @@ def claims(as_json: bool, interval_s: float | None) -> None:
     if interval_s and as_json:
         raise click.UsageError("--watch and --json both want the output: choose one")
     if as_json:
-        click.echo(json.dumps([to_json(claim) for claim in _live()], indent=2))
+        click.echo(json.dumps([to_json(one) for one in _renumbered(Ledger().read(gpus()).claims)], indent=2))
     elif interval_s:
         tables.watch(_table, interval_s)
     else:
         tables.console().print(_table())
 
 
-def _live() -> list[Claim]:
-    return Ledger().read(gpus()).claims
+def _table() -> RenderableType:
+    book = Ledger().read(gpus())
+    shown: list[RenderableType] = [Text("No container holds a GPU.")]
+    if book.claims:
+        columns = ("container", "engine", "GPUs", "policy", "request", "asked by", "since", "state")
+        shown = [tables.table("GPU claims", columns, [_row(claim) for claim in _renumbered(book.claims)])]
+    if book.unlimited:
+        names = tables.printable(", ".join(book.unlimited))
+        shown.append(Text(f"Not booked, can open every GPU: {names}"))
+    return Group(*shown)
 
 
-def _table() -> Table | Text:
-    found = _live()
-    if not found:
-        return Text("No container holds a GPU.")
-    columns = ("container", "engine", "GPUs", "policy", "request", "asked by", "since", "state")
-    return tables.table("GPU claims", columns, [_row(claim) for claim in found])
+def _renumbered(claims: Sequence[Claim]) -> list[Claim]:
+    """The claims with each GPU's index as it is now: when one falls off the bus, those behind it move up."""
+    now = {device.pci: device for device in gpus().values()}
+    return [replace(one, devices=tuple(now.get(device.pci, device) for device in one.devices)) for one in claims]
 
 
 @click.command()
@@ -59,7 +67,9 @@ def release(container_id: str, root: str | None, force: bool) -> None:
     Dead ones leave by themselves. What is released does not come back while its container runs.
     """
     claim = Ledger().release(container_id, root and os.path.realpath(root), force=force, by_minor=gpus())
-    click.echo(f"Released GPUs {_indices(claim)} of container {tables.printable(claim.container)}.")
+    click.echo(
+        f"Released {tables.gpus([d.index for d in claim.devices])} of container {tables.printable(claim.container)}."
+    )
 
 
 def gpus() -> dict[int, Device]:

@@ -19,6 +19,7 @@ COMMANDS = {
     "explain": "runtime_wrapper.operate.explain",
     "probe": "runtime_wrapper.operate.probing",
     "release": "runtime_wrapper.operate.claims",
+    "require": "runtime_wrapper.operate.require",
     "resolve": "runtime_wrapper.operate.resolve",
     "runtimes": "runtime_wrapper.operate.runtimes",
 }

@@ -2,21 +2,20 @@
 
 import json
 import os
-import shutil
+import re
 import stat
-import subprocess
+import time
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from runtime_wrapper import devices, proc, settings
 from runtime_wrapper.errors import GpulatchError
 from runtime_wrapper.inventory import Inventory
-from runtime_wrapper.operate import event_log, runtimes
+from runtime_wrapper.operate import docker_cli, event_log, runtimes
 
 DAEMON_JSON = Path("/etc/docker/daemon.json")
 CONTAINERD_CONFIG = Path("/etc/containerd/config.toml")
-_TIMEOUT_S = 5.0
 
 
 def of_host(inventory: Inventory | None) -> list[str]:
@@ -45,9 +44,9 @@ def of_settings() -> list[str]:
 
 
 def settings_since(moment: str) -> list[str]:
-    """Settings files that were changed after a moment (RFC 3339, UTC), the folder of drop-ins included."""
+    """Settings files that were changed after a moment (RFC 3339, UTC), their folders included: one may be gone."""
     folder = Path(settings.DIRECTORY)
-    paths = [folder / "config.toml", folder / "config.d", *sorted(folder.glob("config.d/*.toml"))]
+    paths = [folder, folder / "config.toml", folder / "config.d", *sorted(folder.glob("config.d/*.toml"))]
     changed = [(path, when) for path in paths if (when := _changed(path)) and when > moment]
     if not changed:
         return []
@@ -64,19 +63,27 @@ def of_nodes(inventory: Inventory | None) -> list[str]:
         nodes = devices.nodes(inventory.gpus, frozenset({"compute", "utility"}), numbers)
     except GpulatchError as error:
         return [str(error)]
-    bad = [node.path for node in nodes if not _is_node(node)]
-    return [f"{', '.join(bad)} of the host missing or not the driver's: run: gpulatch probe"] if bad else []
+    missing = [node.path for node in nodes if not os.path.lexists(node.path)]
+    wrong = [told for node in nodes if (told := _wrong(node))]
+    return [f"missing on the host: {', '.join(missing)}; run: gpulatch probe"] * bool(missing) + wrong
+
+
+def _wrong(node: devices.DeviceNode) -> str | None:
+    """What is wrong with a node that is there."""
+    try:
+        found = os.stat(node.path, follow_symlinks=False)
+    except OSError:
+        return None
+    number = f"{os.major(found.st_rdev)}:{os.minor(found.st_rdev)}"
+    if stat.S_ISCHR(found.st_mode) and number == f"{node.major}:{node.minor}":
+        return None
+    what = f"is {number}" if stat.S_ISCHR(found.st_mode) else "is no device node"
+    return f"{node.path} of the host {what} instead of {node.major}:{node.minor}: run: rm {node.path}; gpulatch probe"
 
 
 def of_engines() -> list[str]:
     """Engines that were started before they were told of gpulatch."""
     return [*_of_docker(), *_of_containerd()]
-
-
-def asked_docker(container: str) -> dict[str, Any] | None:
-    """What Docker says of a container, None when it knows none or is not there."""
-    answer = _docker("inspect", "--type", "container", container)
-    return answer[0] if isinstance(answer, list) and answer and isinstance(answer[0], dict) else None
 
 
 def _of_docker() -> list[str]:
@@ -86,8 +93,12 @@ def _of_docker() -> list[str]:
         return []
     except (OSError, ValueError, AttributeError) as error:
         return [f"{DAEMON_JSON} cannot be read ({type(error).__name__}): mend it, then run: systemctl restart docker"]
-    names = [name for name, entry in entries.items() if isinstance(entry, dict) and _is_ours(str(entry.get("path")))]
-    known = _docker("info", "--format", "{{json .Runtimes}}")
+    names = [
+        name
+        for name, entry in entries.items()
+        if isinstance(entry, dict) and runtimes.is_launcher_path(str(entry.get("path")))
+    ]
+    known, _ = docker_cli.ask("info", "--format", "{{json .Runtimes}}")
     missing = [name for name in names if isinstance(known, dict) and name not in known]
     lines = [
         f"{DAEMON_JSON} names the runtime {name}, which the running Docker does not know: run: systemctl restart docker"
@@ -103,41 +114,29 @@ def _of_containerd() -> list[str]:
     except OSError:
         return []
     changed = CONTAINERD_CONFIG.stat().st_mtime
-    older = [pid for pid, start in _started("containerd") if start < changed]
+    older = [pid for pid, start in _started(CONTAINERD_CONFIG) if start < changed]
     if not names_us or not older:
         return []
     why = f"was changed after containerd (pid {older[0]}) started"
     return [f"{CONTAINERD_CONFIG} {why}: run: systemctl restart containerd"]
 
 
-def _is_ours(path: str) -> bool:
-    return any(path.startswith(f"{directory}/bin/") for directory in runtimes.DIRECTORIES)
-
-
-def _docker(*words: str) -> Any:
-    """Docker's answer as JSON, None without one."""
-    program = shutil.which("docker")
-    if program is None:
-        return None
-    try:
-        done = subprocess.run(
-            [program, *words], capture_output=True, timeout=_TIMEOUT_S, stdin=subprocess.DEVNULL, check=False
-        )
-        return json.loads(done.stdout) if done.returncode == 0 else None
-    except (OSError, ValueError, subprocess.TimeoutExpired):
-        return None
-
-
-def _started(program: str) -> list[tuple[int, float]]:
-    """Processes of a program, by pid, and when they started in seconds since the epoch."""
-    with open("/proc/stat") as file:
-        boot = next(int(line.split()[1]) for line in file if line.startswith("btime "))
+def _started(config: Path) -> list[tuple[int, float]]:
+    """containerd processes that read a configuration file, by pid, and their start in seconds since the epoch."""
+    booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     found = []
     for name in os.listdir("/proc"):
         process = proc.Process.of(int(name)) if name.isdecimal() else None
-        if process and (proc.read(f"/proc/{name}/comm") or b"").strip() == program.encode():
-            found.append((process.pid, boot + process.start / os.sysconf("SC_CLK_TCK")))
+        if process and _reads(name, str(config)):
+            found.append((process.pid, booted + process.start / os.sysconf("SC_CLK_TCK")))
     return found
+
+
+def _reads(pid: str, config: str) -> bool:
+    """Whether a process is a containerd with this configuration; one of dockerd's has its own."""
+    words = (proc.read(f"/proc/{pid}/cmdline", limit=1 << 16) or b"").decode(errors="replace").split("\0")
+    named = [word.partition("=")[2] or after for word, after in pairwise(words) if re.match("--?c(onfig)?(=|$)", word)]
+    return os.path.basename(words[0]) == "containerd" and (named or [str(CONTAINERD_CONFIG)]) == [config]
 
 
 def _changed(path: Path) -> str | None:
@@ -148,11 +147,3 @@ def _changed(path: Path) -> str | None:
         return None
     when = datetime.fromtimestamp(max(found.st_mtime, found.st_ctime), UTC)
     return when.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _is_node(node: devices.DeviceNode) -> bool:
-    try:
-        found = os.stat(node.path, follow_symlinks=False)
-    except OSError:
-        return False
-    return stat.S_ISCHR(found.st_mode) and found.st_rdev == os.makedev(node.major, node.minor)

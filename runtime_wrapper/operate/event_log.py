@@ -12,6 +12,7 @@ from runtime_wrapper.errors import GpulatchError, errno_name
 
 Event = dict[str, Any]
 
+_KEYS = events.event("", None).keys()
 _LOW_SPACE_BYTES = 1 << 20
 
 
@@ -43,13 +44,13 @@ def problems() -> list[str]:
         os.close(trust.open_directory(events.DIRECTORY, "event log directory"))
         found = os.lstat(where)
     except FileNotFoundError:
-        return [f"there is no event log {where} yet: no container was started through gpulatch"]
+        return [f"there is no event log {where}: it was removed, or nothing was started by gpulatch yet"]
     except GpulatchError as error:
         return [f"no event can be written: {error}"]
     except OSError as error:
         return [f"no event can be written: {where}: {errno_name(error)}"]
-    if not stat.S_ISREG(found.st_mode) or found.st_uid != trust.ROOT_UID or found.st_nlink != 1:
-        return [f"no event is written: {where} is no plain file of root with one name; move it away"]
+    if not events.usable(found):
+        return [f"no event is written: {where} is no plain file that only root can change; move it away"]
     space = os.statvfs(where)
     if space.f_bavail * space.f_frsize < _LOW_SPACE_BYTES:
         return [f"the file system of {where} is full: events are lost"]
@@ -74,9 +75,11 @@ def _lines_of(directory: int, name: str) -> Iterator[bytes]:
         fd = os.open(name, flags, dir_fd=directory)
     except FileNotFoundError:
         return
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        return
     with open(fd, "rb") as file:
-        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            yield from file
+        yield from file
 
 
 def _event(line: bytes) -> Event | None:
@@ -84,5 +87,5 @@ def _event(line: bytes) -> Event | None:
         event = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    whole = isinstance(event, dict) and event.get("schema") == events.SCHEMA
-    return event if whole else None
+    whole = isinstance(event, dict) and event.get("schema") == events.SCHEMA and event.keys() >= _KEYS
+    return event if whole and isinstance(event["container"], dict | None) else None

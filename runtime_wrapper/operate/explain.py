@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import click
 
-from runtime_wrapper import errors
+from runtime_wrapper import errors, events
 from runtime_wrapper.errors import GpulatchError
 from runtime_wrapper.operate import account, tables
 from runtime_wrapper.operate.account import Account
@@ -72,28 +72,29 @@ def _tell(found: Account) -> None:
 
 def _tell_asked(start: Event) -> None:
     """Every place where a container can ask, and what became of what it says there."""
-    rows = [(said["place"], said["text"], said["verdict"]) for said in start["said"]]
-    told = [said["source"] for said in start["said"]]
-    silent = [place for source, (place, _) in SOURCES.items() if source not in told]
     _line("\nAsked")
-    for place, text, verdict in rows:
-        _line(f'  {place}: "{text}": {verdict}')
-    if silent:
+    if start["error"] and not start["said"]:
+        _line("  not looked at: it was refused before")
+        return
+    for said in start["said"]:
+        _line(f'  {said["place"]}: "{said["text"]}": {said["verdict"]}')
+    told = [said["source"] for said in start["said"]]
+    if silent := [place for source, (place, _) in SOURCES.items() if source not in told]:
         _line(f"  says nothing: {', '.join(silent)}")
 
 
 def _tell_decision(start: Event) -> None:
-    when = f"{tables.moment(start['time'])} UTC"
-    _line(f"\nDecided at {when}: {_OUTCOMES.get(start['kind'], start['kind'])}")
+    outcome = _OUTCOMES.get(start["kind"], start["kind"])
+    if start["kind"] == events.GRANTED and not start["devices"]:
+        outcome = "it got none, as asked"
+    _line(f"\nDecided at {tables.moment(start['time'])} UTC: {outcome}")
     for device in start["devices"]:
         _line(f"  GPU {device['index']}  {device['uuid'] or '-'}  {device['pci']}  {start['policy']}")
     for reason in start["reasons"]:
         _line(f"  because: {reason}")
-    if error := start["error"]:
-        kind = errors.by_code(error["code"])
-        _line(f"  {error['message']}")
-        if kind:
-            _line(f"  what to do: {kind.remedy}")
+    if start["error"]:
+        _line(f"  {start['error']['message']}")
+        _line(f"  more: gpulatch explain {start['error']['code']}")
 
 
 def _section(title: str, lines: Sequence[str]) -> None:

@@ -4,13 +4,27 @@ The rules that guard a real bundle (owner, links) do not apply: the file is only
 """
 
 import json
+import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import click
 
-from runtime_wrapper import argv, devices, edits, ledger, placement, policy, settings, sources, spec, trust
+from runtime_wrapper import (
+    argv,
+    devices,
+    edits,
+    ledger,
+    placement,
+    policy,
+    requirements,
+    settings,
+    sources,
+    spec,
+    trust,
+)
 from runtime_wrapper.book import Book
 from runtime_wrapper.claim import devices_by_minor
 from runtime_wrapper.edits import Grant
@@ -18,7 +32,7 @@ from runtime_wrapper.errors import GpulatchError, SpecError
 from runtime_wrapper.inventory import Inventory
 from runtime_wrapper.ledger import Ledger
 from runtime_wrapper.operate import probing, tables
-from runtime_wrapper.pipeline import placement_rules
+from runtime_wrapper.pipeline import placement_rules, says_requirements
 from runtime_wrapper.placement import Offer
 from runtime_wrapper.probe import machine as machine_files
 from runtime_wrapper.report import unexpected
@@ -37,6 +51,7 @@ class Result:
     offer: Offer | None = None
     edited: spec.Json | None = None
     error: GpulatchError | None = None
+    checked: Sequence[str] = ()
 
     @property
     def exit_code(self) -> int:
@@ -117,21 +132,21 @@ def _resolve(
     result.wanted = wanted = policy.choose(wishes, rules, privileged=sources.privileged(original.data)).request()
     if wanted is None:
         return
-    if wanted.none:
+    inventory = None if wanted.none else _inventory(machine)
+    if inventory is None:
         offer = Offer((), wanted.policy, ("no GPU, by the container's own wish",))
     else:
-        offer = _choose(wanted, container_id, machine, ledger_file, rules)
+        offer = _choose(wanted, container_id, inventory, _book(machine, ledger_file, inventory), rules)
+    if says_requirements(original.data):
+        driver = None if machine else requirements.driver_here()
+        result.checked = requirements.check(original.data, os.path.dirname(config), offer.gpus, driver)
     numbers = devices.Numbers.assumed() if machine else devices.Numbers.of_host()
     nodes = devices.nodes(offer.gpus, edits.capabilities(original.data), numbers) if offer.gpus else ()
     result.edited = edits.apply(original.data, Grant(offer.gpus, nodes, numbers, dialect=wanted.dialect))
     result.offer = offer
 
 
-def _choose(
-    wanted: Request, container_id: str | None, machine: str | None, ledger_file: str | None, rules: Settings
-) -> Offer:
-    inventory = _inventory(machine)
-    book = _book(machine, ledger_file, inventory)
+def _choose(wanted: Request, container_id: str | None, inventory: Inventory, book: Book, rules: Settings) -> Offer:
     if container_id is not None:
         argv.require_id(container_id)
     for claim in book.find(container_id) if container_id else ():
@@ -165,5 +180,5 @@ def _tell(result: Result) -> None:
     rows = [(gpu.index, tables.uuid(gpu.uuid), f"nvidia{gpu.minor}", gpu.numa, gpu.model) for gpu in offer.gpus]
     if rows:
         tables.show("Devices", ("GPU", "UUID", "node", "NUMA", "model"), rows)
-    for reason in (*offer.reasons, *wanted.notes):
-        click.echo(f"  {tables.printable(reason)}")
+    for line in (*offer.reasons, *result.checked, *wanted.notes):
+        click.echo(f"  {tables.printable(line)}")

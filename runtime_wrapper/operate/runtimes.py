@@ -58,6 +58,11 @@ def installed(directory: Path) -> list[Runtime]:
     return [look(directory, name) for name in sorted(names)]
 
 
+def is_launcher_path(path: str) -> bool:
+    """Whether a path lies where gpulatch's launchers do, there or not."""
+    return any(path.startswith(f"{directory}/bin/") for directory in DIRECTORIES)
+
+
 def look(directory: Path, name: str) -> Runtime:
     """A runtime name as it is now. Its low-level runtime is asked for its version, unless others could change it."""
     folder = directory / "low-level" / name
@@ -109,7 +114,12 @@ def _launcher_problems(launcher: Path) -> tuple[str, ...]:
         return (_told(error),)
     except OSError as error:
         return (f"{launcher} cannot be opened ({errno_name(error)}); {_REINSTALL}",)
-    return () if vetting.is_launcher(str(launcher)) else (f"{launcher} is not gpulatch's launcher; {_REINSTALL}",)
+    if not vetting.is_launcher(str(launcher)):
+        return (f"{launcher} is not gpulatch's launcher; {_REINSTALL}",)
+    if not os.access(launcher, os.X_OK):
+        return (f"{launcher} cannot be executed; run: chmod 755 {launcher}",)
+    python = launcher.parent.parent / "runtime_wrapper/main.py"
+    return () if python.is_file() else (f"{python} is missing; {_REINSTALL}",)
 
 
 def _told(error: LowLevelError) -> str:

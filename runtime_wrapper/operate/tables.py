@@ -64,3 +64,15 @@ def moment(text: str) -> str:
 def printable(text: str) -> str:
     """Text of a container without characters that could move the cursor or colour the terminal."""
     return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def gpus(indices: Sequence[int]) -> str:
+    """`GPU 0`, `GPUs 0,1`, `no GPU`."""
+    if not indices:
+        return "no GPU"
+    return f"GPU{'s' if len(indices) > 1 else ''} {','.join(map(str, indices))}"
+
+
+def counted(number: int, thing: str) -> str:
+    """`1 line`, `2 lines`."""
+    return f"{number} {thing}{'' if number == 1 else 's'}"

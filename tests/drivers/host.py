@@ -17,6 +17,7 @@ RUNTIME = str(PRIVATE / "bin/gpulatch-runtime")
 DGX_A100 = CHECKOUT / "runtime_wrapper/operate/machines/dgx_a100.json"
 STATE = Path("/run/gpulatch")
 ROOT = "/run/test-runc"
+DEFAULT_ROOT = "/run/runc"
 LOG = Path("/var/log/gpulatch/events.jsonl")
 TIMEOUT_S = 60.0
 
@@ -30,15 +31,16 @@ class Host:
         simulated_host.build(str(machine))
 
     def close(self) -> None:
-        for container in self.containers():
-            self.run(["runc", "--root", ROOT, "delete", "--force", container])
+        for root in (ROOT, DEFAULT_ROOT):
+            for container in self.containers(root):
+                self.run(["runc", "--root", root, "delete", "--force", container])
         shutil.rmtree(STATE, ignore_errors=True)
         shutil.rmtree(ROOT, ignore_errors=True)
         shutil.rmtree(LOG.parent, ignore_errors=True)
         simulated_host.tear_down()
 
-    def containers(self) -> list[str]:
-        listed = self.run(["runc", "--root", ROOT, "list", "-q"])
+    def containers(self, root: str = ROOT) -> list[str]:
+        listed = self.run(["runc", "--root", root, "list", "-q"])
         return listed.stdout.split()
 
     def run(

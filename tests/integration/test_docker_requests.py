@@ -311,3 +311,25 @@ def test_where_gpulatch_grants_nothing_its_hook_does_not_stop_the_container(dock
         )
     finally:
         settings.unlink()
+
+
+def test_an_image_that_needs_a_newer_driver_is_refused_in_one_line_and_holds_nothing(docker: Docker) -> None:
+    done = docker.try_to_start("new", "--gpus", "1", "--env", "NVIDIA_REQUIRE_CUDA=cuda>=13.0", image=CUDA)
+    assert done.returncode == 125
+    assert "driver 550.54.15, which runs CUDA up to 12.4" in done.stderr
+    assert "(GL-2004)" in done.stderr
+    assert docker.held() == {}
+    anyway = ["--env", "NVIDIA_REQUIRE_CUDA=cuda>=13.0", "--env", "NVIDIA_DISABLE_REQUIRE=1"]
+    docker.started("anyway", "--gpus", "1", *anyway)
+    assert docker.held() == {"anyway": [0]}
+
+
+def test_libraries_are_found_in_the_root_that_docker_made(docker: Docker, tmp_path: Path) -> None:
+    """It is the storage driver's, outside the bundle."""
+    (tmp_path / "usr/lib").mkdir(parents=True)
+    (tmp_path / "usr/lib/libcudart.so.13").touch()
+    docker.run("create", "--name", "maker", BOX)
+    docker.run("cp", f"{tmp_path}/usr", "maker:/")
+    docker.run("commit", "maker", "cuda13")
+    done = docker.try_to_start("new", "--gpus", "1", "--env", "NVIDIA_REQUIRE_CUDA=cuda>=12.0", image="cuda13")
+    assert "CUDA 13.0 of the image, libcudart.so.13: needs driver 580.65.06" in done.stderr

@@ -4,6 +4,8 @@ import json
 import os
 import re
 import shutil
+import signal
+import stat
 import subprocess
 import sys
 import time
@@ -61,6 +63,85 @@ def test_what_the_settings_leave_out_is_told_with_the_setting(host: Host, tmp_pa
     assert "it asked for no GPU that counts" in text
 
 
+@pytest.mark.parametrize(
+    ("variable", "told"),
+    [
+        ("GPULATCH_GPU=any:1", 'variable "GPULATCH_GPU" says nothing here: perhaps GPULATCH_GPUS is meant'),
+        ("PLAIN=1", "to get GPUs it has to ask: -e GPULATCH_GPUS=any:1"),
+    ],
+)
+def test_a_container_that_should_have_asked(host: Host, tmp_path: Path, variable: str, told: str) -> None:
+    assert host.start(Bundle(tmp_path, "web").env(variable).path, "web").returncode == 0
+    assert told in explained(host, "web")
+
+
+def test_broken_settings_do_not_make_a_wish_unheard(host: Host, tmp_path: Path) -> None:
+    SETTINGS.write_text("[broken")
+    assert "GL-7001" in start(host, tmp_path, "web", "any:1")
+    assert 'env GPULATCH_GPUS: "any:1": not judged: the settings could not be read' in explained(host, "web")
+
+
+def test_a_refusal_after_booking_leaves_nothing_booked_and_nothing_to_end(host: Host, tmp_path: Path) -> None:
+    bundle = Bundle(tmp_path, "web").asking_for("0").env("CUDA_VISIBLE_DEVICES=7")
+    assert host.start(bundle.path, "web").returncode == 1
+    assert json.loads((STATE / "ledger.json").read_text())["claims"] == []
+    assert start(host, tmp_path, "next", "any:1") == ""
+    assert [event["kind"] for event in host.events("web")] == ["refused"]
+    text = explained(host, "web")
+    assert "asked again now" not in text  # the reason is the container's own
+    assert "more: gpulatch explain GL-2003" in text
+
+
+def test_a_second_start_of_a_running_container_does_not_hide_the_first(host: Host, tmp_path: Path) -> None:
+    assert start(host, tmp_path, "web", "any:2") == ""
+    assert "already holds GPUs" in start(host, tmp_path, "web", "any:1")
+    text = explained(host, "web")
+    assert "GPU 1  GPU-" in text
+    assert re.search(r"Since then\n  .*already holds GPUs 0,1 and is alive", text)
+
+
+def test_namesakes_are_named(host: Host, tmp_path: Path) -> None:
+    for pod in ("pa", "pb"):
+        bundle = Bundle(tmp_path, pod).asking_for("any:1").annotated("io.kubernetes.cri.container-name", "main")
+        assert host.start(bundle.annotated("io.kubernetes.cri.sandbox-name", pod).path, f"id-{pod}").returncode == 0
+    text = explained(host, "main")
+    assert "Container pb/main (id-pb)" in text
+    assert 'of 2 containers that "main" can mean this is the one seen last; also: pa/main (id-pa)' in text
+    assert "pa/main" in explained(host, "pa/main")
+    done = host.gpulatch("release", "--force", "main")
+    assert "fits id-pa" in done.stderr
+
+
+def test_an_id_comes_before_a_name(host: Host, tmp_path: Path) -> None:
+    assert start(host, tmp_path, "one", "any:1") == ""
+    impostor = Bundle(tmp_path, "two").asking_for("any:1").annotated("nerdctl/name", "one")
+    assert host.start(impostor.path, "two").returncode == 0
+    assert "Container one, " in explained(host, "one")
+    assert "of container one." in host.gpulatch("release", "--force", "one").stdout
+
+
+def test_an_ordinary_user_is_told_that_it_takes_root(host: Host) -> None:
+    done = host.gpulatch_as("import os; os.seteuid(1000);", "explain", "web")
+    assert done.returncode == 1
+    assert "GL-5004" in done.stderr
+
+
+def test_a_privileged_container_that_came_first_is_told(host: Host, tmp_path: Path) -> None:
+    assert start(host, tmp_path, "first", "7") == ""  # from then on its state root is looked at
+    bundle = Bundle(tmp_path, "all")
+    bundle.spec["linux"]["resources"]["devices"].append({"allow": True, "access": "rwm"})
+    assert host.start(bundle.save().path, "all").returncode == 0
+    assert "is booked for no GPU, and can open every GPU" in explained(host, "all")
+    assert "Not booked, can open every GPU: all" in host.gpulatch("claims").stdout
+    assert start(host, tmp_path, "mine", "0+policy=exclusive") == ""
+    assert "container all may open every GPU" in explained(host, "mine")
+    SETTINGS.write_text('[defaults]\nunlimited_devices = "refuse"\n')
+    told = start(host, tmp_path, "late", "1+policy=exclusive")
+    assert "policy exclusive" in told
+    assert "container all may open every GPU" in told
+    assert start(host, tmp_path, "shared", "1") == ""
+
+
 def test_a_container_that_asked_for_nothing_and_has_ended(host: Host, tmp_path: Path) -> None:
     assert host.start(Bundle(tmp_path, "plain").path, "plain").returncode == 0
     assert "it is running and holds no GPU" in explained(host, "plain")
@@ -75,9 +156,9 @@ def test_what_happened_since(host: Host, tmp_path: Path) -> None:
     host.runtime("delete", "--force", "web")
     assert start(host, tmp_path, "next", "any:1") == ""  # it looks, and the end is seen
     text = explained(host, "web")
-    assert re.search(r"Since then\n  [-\d]+ [:\d]+ UTC: was seen to have ended: GPUs 0,1 are free again", text)
+    assert re.search(r"Since then\n  [-\d]+ [:\d]+ UTC: was seen to have ended: GPUs 0,1 free again", text)
     assert host.gpulatch("release", "--force", "next").returncode == 0
-    assert "GPUs 0 were released by hand" in explained(host, "next")
+    assert "GPU 0 released by hand" in explained(host, "next")
 
 
 def test_a_restart_is_told_as_the_last_start(host: Host, tmp_path: Path) -> None:
@@ -86,7 +167,7 @@ def test_a_restart_is_told_as_the_last_start(host: Host, tmp_path: Path) -> None
     assert start(host, tmp_path, "web", "any:2") == ""
     text = explained(host, "web")
     assert "what this container had before its restart" in text
-    assert "1 earlier start" in text
+    assert "1 other start of this container" in text
 
 
 # what a new user runs into
@@ -99,7 +180,8 @@ def test_a_wrong_id(host: Host, tmp_path: Path) -> None:
     assert "see them with: gpulatch probe" in told
     text = explained(host, "web")
     assert told.strip() in text
-    assert "what to do: See the host's GPUs with `gpulatch probe`" in text
+    assert "a bare number is an index, 8 free ones are any:8" in text
+    assert "more: gpulatch explain GL-2002" in text
 
 
 def test_a_foreign_holder_until_it_is_gone(host: Host, tmp_path: Path) -> None:
@@ -108,7 +190,7 @@ def test_a_foreign_holder_until_it_is_gone(host: Host, tmp_path: Path) -> None:
     text = explained(host, "mine")
     assert "asked again now, it would be refused for the same reason" in text
     host.runtime("delete", "--force", "theirs")
-    assert "asked again now, it would get GPUs 4: start it again" in explained(host, "mine")
+    assert "asked again now, it would get GPU 4: start it again" in explained(host, "mine")
 
 
 def test_settings_changed_after_the_start_and_settings_that_are_broken(host: Host, tmp_path: Path) -> None:
@@ -118,7 +200,8 @@ def test_settings_changed_after_the_start_and_settings_that_are_broken(host: Hos
     folder.mkdir()
     (folder / "20-observe.toml").write_text('[defaults]\nmode = "observe"\n')
     text = explained(host, "web")
-    assert f"the settings were changed since: {folder} (" in text
+    assert f"the settings were changed since: {folder.parent} (" in text
+    assert f"{folder} (" in text
     assert "20-observe.toml" in text
     assert "they hold from the container's next start on" in text
     (folder / "20-observe.toml").write_text('[defaults]\nmode = "obsrve"\n')
@@ -131,9 +214,17 @@ def test_a_missing_node_on_the_host(host: Host, tmp_path: Path) -> None:
     assert start(host, tmp_path, "first", "0") == ""  # the first look at the GPUs makes what is missing
     os.unlink("/dev/nvidia1")
     assert start(host, tmp_path, "web", "0") == ""  # a container's own node is made all the same
-    assert "/dev/nvidia1 of the host missing or not the driver's: run: gpulatch probe" in explained(host, "web")
+    assert "missing on the host: /dev/nvidia1; run: gpulatch probe" in explained(host, "web")
     assert host.gpulatch("probe").returncode == 0
     assert "missing" not in explained(host, "web")
+
+
+def test_a_wrong_node_on_the_host(host: Host, tmp_path: Path) -> None:
+    assert start(host, tmp_path, "web", "0") == ""
+    os.unlink("/dev/nvidia1")
+    os.mknod("/dev/nvidia1", 0o600 | stat.S_IFCHR, os.makedev(195, 5))
+    text = explained(host, "web")
+    assert "/dev/nvidia1 of the host is 195:5 instead of 195:1: run: rm /dev/nvidia1; gpulatch probe" in text
 
 
 def test_a_missing_module(host: Host, tmp_path: Path) -> None:
@@ -153,7 +244,7 @@ def test_a_gpu_that_fell_off_the_bus_under_its_container(host: Host, tmp_path: P
             shutil.copytree(f"/proc/driver/nvidia/gpus/{name}", empty / name)
     host.run(["mount", "--bind", str(empty), "/proc/driver/nvidia/gpus"])
     try:
-        assert "GPUs 0 of it are gone from this host" in explained(host, "web")
+        assert "GPU 0 of it: gone from this host" in explained(host, "web")
     finally:
         host.run(["umount", "/proc/driver/nvidia/gpus"])
 
@@ -163,7 +254,7 @@ def test_a_container_that_gpulatch_never_saw(host: Host, tmp_path: Path) -> None
     assert 'gpulatch knows no container "nobody"' in text
     assert "there is no event log" in text
     assert start(host, tmp_path, "web", "any:2") == ""
-    assert "no start of it was seen since" in explained(host, "nobody", code=1)
+    assert "gpulatch saw no start of it since" in explained(host, "nobody", code=1)
 
 
 def test_a_switched_off_runtime_is_told(host: Host, tmp_path: Path) -> None:
@@ -186,7 +277,7 @@ def test_a_container_under_plain_runc_is_explained_as_found(host: Host, tmp_path
     assert host.run(command).returncode == 0
     text = explained(host, "plain")
     assert "not started by gpulatch" in text
-    assert "it is running and holds GPUs 0 (shared)" in text
+    assert "it is running and holds GPU 0 (shared)" in text
     host.run(["/usr/sbin/runc", "--root", "/run/runc", "delete", "--force", "plain"])
 
 
@@ -200,14 +291,16 @@ def test_damaged_lines_of_the_log_are_left_out_and_told(host: Host, tmp_path: Pa
         file.write(rubbish)
     text = explained(host, "web")
     assert "it is running and holds GPUs 0,1" in text
-    assert "1 lines of the event log are damaged" in text
+    assert "1 line of the event log cannot be read" in text
 
 
 def test_without_any_log_the_claim_is_told(host: Host, tmp_path: Path) -> None:
     assert start(host, tmp_path, "web", "any:2") == ""
     shutil.rmtree(LOG.parent)
     text = explained(host, "web")
+    assert "runtime gpulatch-runtime, its start is no longer in the event log" in text
     assert "it is running and holds GPUs 0,1 (exclusive)" in text
+    assert 'asked for by env GPULATCH_GPUS: "any:2"' in text
     assert "there is no event log" in text
 
 
@@ -216,9 +309,9 @@ def test_a_log_that_cannot_be_written_is_told_and_stops_no_container(host: Host,
     LOG.parent.chmod(0o777)
     assert start(host, tmp_path, "web", "any:2") == ""
     assert host.held() == {"web": [0, 1]}
-    done = host.gpulatch("explain", "web")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "event log directory, /var/log/gpulatch: owned by uid 0 with mode 0777" in done.stderr
+    text = explained(host, "web")
+    assert "it is running and holds GPUs 0,1 (exclusive)" in text
+    assert "no event can be written: gpulatch: event log directory, /var/log/gpulatch: owned by uid 0 with" in text
 
 
 def test_the_json_follows_its_schema(host: Host, tmp_path: Path) -> None:
@@ -265,6 +358,11 @@ def test_a_code_of_another_version(host: Host) -> None:
 # claims
 
 
+def heed_interrupts() -> None:
+    """A shell's background jobs, and all that they start, ignore SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_claims_again_and_again_until_interrupted(host: Host, tmp_path: Path) -> None:
     assert start(host, tmp_path, "web", "any:2") == ""
     output = tmp_path / "output"
@@ -275,6 +373,7 @@ def test_claims_again_and_again_until_interrupted(host: Host, tmp_path: Path) ->
             cwd=CHECKOUT,
             stdout=file,
             stdin=subprocess.DEVNULL,
+            preexec_fn=heed_interrupts,
         )
         try:
             wait_until(lambda: output.read_text().count("web") >= 2)
@@ -296,5 +395,5 @@ def test_claims_show_what_is_left_of_a_container(host: Host, tmp_path: Path) -> 
     bundle.running("sh", "-c", "sleep 1000 & exec sleep 0.3")
     assert host.start(bundle.path, "web").returncode == 0
     wait_until(lambda: [claim["stage"] for claim in host.claims()] == ["leftover"])
-    assert "processes of it are left in its cgroup" in explained(host, "web")
+    assert "(sleep) still have GPUs 0,1 (exclusive): end them" in explained(host, "web")
     assert STATE.exists()

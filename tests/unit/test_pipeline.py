@@ -40,5 +40,5 @@ def test_the_machine_is_never_looked_at_under_the_lock(tmp_path: Path, monkeypat
     assert looked == [True]
     assert [gpu.index for gpu in offer.gpus] == [0, 1]
     assert Ledger(str(state)).read().claims == [claim]
-    assert set(story.phases_ms) == {"python", "inventory", "lock", "choose"}
+    assert set(story.phases_ms) == {"python", "inventory", "look", "lock", "choose"}
     assert trust.STATE_DIR == "/run/gpulatch"

@@ -34,7 +34,7 @@ def keep(root: Path, *rules: dict[str, Any], name: str = "c1", pid: int | None =
 
 
 def found(root: Path) -> list[Claim]:
-    return recovery.running(GPUS, (str(root),))
+    return [*recovery.running(GPUS, (str(root),)).claims]
 
 
 def test_a_container_holds_what_its_rules_open_one_by_one(tmp_path: Path) -> None:
@@ -98,12 +98,12 @@ def test_a_state_that_makes_no_sense_is_passed_over(tmp_path: Path, text: str) -
 
 def test_roots_that_are_not_there_or_no_folders_are_passed_over(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert recovery.running(GPUS, (str(tmp_path / "none"), str(tmp_path / "file"))) == []
+    assert recovery.running(GPUS, (str(tmp_path / "none"), str(tmp_path / "file"))) == recovery.Look()
 
 
 def test_without_the_hosts_gpus_no_unknown_container_is_told(tmp_path: Path) -> None:
     keep(tmp_path, rule(1))
-    assert recovery.running({}, (str(tmp_path),)) == []
+    assert recovery.running({}, (str(tmp_path),)).claims == ()
 
 
 @pytest.mark.parametrize("record", ["", "{}", "[]", "null", "x", '{"id": "c1"}', "[" * 100_000])
@@ -131,3 +131,31 @@ def test_a_root_that_nobody_would_look_at_is_to_be_remembered(
 ) -> None:
     monkeypatch.undo()  # the real roots
     assert recovery.is_default_root(root) is known
+
+
+@pytest.mark.parametrize(
+    ("rules", "unlimited"),
+    [
+        ([rule(-1, major=-1, kind=97, permissions="rwm")], True),
+        ([rule(-1, permissions="rw")], True),
+        ([rule(None, permissions="rw")], True),
+        ([rule(0, major=-1, permissions="rw")], True),
+        ([rule(-1, major=-1, permissions="m")], False),
+        ([rule(3)], False),
+        ([], False),
+    ],
+)
+def test_who_may_open_every_gpu_is_named(tmp_path: Path, rules: list[dict[str, Any]], unlimited: bool) -> None:
+    keep(tmp_path, *rules, labels=["bundle=/b", "nerdctl/name=web"])
+    assert recovery.running(GPUS, (str(tmp_path),)).unlimited == (("web (c1)",) if unlimited else ())
+
+
+@pytest.mark.parametrize("spaces", ["", " ", "\n  "])
+def test_crun_keeps_the_engines_own_spelling_of_a_rule(tmp_path: Path, spaces: str) -> None:
+    me = Process.of(os.getpid())
+    assert me
+    (tmp_path / "c1").mkdir()
+    (tmp_path / "c1/status").write_text(json.dumps({"pid": me.pid, "process-start-time": me.start}))
+    text = '{"linux":{"resources":{"devices":[{"access":"rwm","allow":false},{"allow":true,"access":"rwm"}]}}}'
+    (tmp_path / "c1/config.json").write_text(text.replace(":", f":{spaces}").replace(",", f",{spaces}"))
+    assert recovery.running(GPUS, (str(tmp_path),)).unlimited == ("c1",)

@@ -285,7 +285,8 @@ def test_every_wish_is_heard_with_what_becomes_of_it() -> None:
     }
     assert heard(Settings(sources=("nvidia_visible_devices", "gpulatch_gpus"), lone_all="none")) == {
         "gpulatch_gpus": policy.COUNTS,
-        "nvidia_visible_devices": "left out: all by itself is the image's (lone_all = none)",
+        "nvidia_visible_devices": "left out: all by itself is taken for the image's word (lone_all = none);"
+        " GPULATCH_GPUS=all would count",
         "annotation": "left out: the setting sources does not name annotation",
     }
     assert heard(Settings(accept_env="privileged", sources=("gpulatch_gpus",)))["gpulatch_gpus"].startswith("left out")
@@ -307,3 +308,25 @@ def test_a_pods_own_container_wishes_nothing_but_what_its_rules_open(name: str) 
     assert find(data) is None
     assert must({**data, **rules(rule(minor=3))}).named == ("/dev/nvidia3",)
     assert must(spec(["GPULATCH_GPUS=any:2"], {name: "container"})).count == 2
+
+
+@pytest.mark.parametrize(
+    ("env", "annotations", "told"),
+    [
+        (["GPULATCH_GPU=any:1"], {}, 'variable "GPULATCH_GPU" says nothing here: perhaps GPULATCH_GPUS is meant'),
+        (["NVIDIA_VISIBLE_DEVICE=0"], {}, 'variable "NVIDIA_VISIBLE_DEVICE" says'),
+        (["gpulatch_gpus=any:1"], {}, 'variable "gpulatch_gpus" says'),
+        (["GPUS=2"], {}, 'variable "GPUS" says'),
+        ([], {"gpulatch.io/gpu": "any:1"}, 'annotation "gpulatch.io/gpu" says nothing here: perhaps'),
+        ([], {"gpulatch.io/gpus": "1", "io.container.manager": "libpod"}, "does not count under Podman and CRI-O"),
+        ([], {"io.kubernetes.cri.container-type": "sandbox"}, "the pod's own container"),
+    ],
+)
+def test_what_looks_like_a_request_and_is_none_is_told(env: list[str], annotations: dict[str, str], told: str) -> None:
+    (note,) = sources.unheard(spec(env, annotations))
+    assert told in note
+
+
+def test_requests_and_the_rest_of_the_world_are_not_taken_for_mistakes() -> None:
+    env = ["GPULATCH_GPUS=1", "NVIDIA_VISIBLE_DEVICES=1", "CUDA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=all"]
+    assert sources.unheard(spec([*env, "PATH=/bin", "GPULATCH_DEVICES=x"], {"gpulatch.io/gpus": "1", "x": "y"})) == []
