@@ -1,6 +1,7 @@
 """What differs between two specs, in words: what gpulatch changed is told by comparing, not by what it meant to do.
 
-Pure. Only what gpulatch may change is looked at: device nodes and rules, variables, hooks, groups, CDI annotations.
+Pure. Only what gpulatch may change is looked at: device nodes and rules, variables, hooks, groups, mounts, CDI
+annotations.
 """
 
 import os
@@ -20,7 +21,9 @@ def between(before: spec.Json, after: spec.Json) -> list[str]:
     lines += _variables(spec.environment(before), spec.environment(after))
     lines += _differences(_hooks(before), _hooks(after), "hook")
     lines += _differences(_groups(before), _groups(after), "additional group")
-    return lines + _differences(_annotations(before), _annotations(after), "annotation")
+    lines += _differences(_mounts(before), _mounts(after), "mount")
+    lines += _differences(_annotations(before), _annotations(after), "annotation")
+    return lines + _cut(spec.section(before, "annotations"), spec.section(after, "annotations"))
 
 
 def _differences(before: dict[Any, str], after: dict[Any, str], what: str) -> list[str]:
@@ -73,6 +76,18 @@ def _groups(data: spec.Json) -> dict[Any, str]:
 
 def _annotations(data: spec.Json) -> dict[Any, str]:
     return {name: name[:80] for name in spec.section(data, "annotations") if not name.startswith("gpulatch.io/")}
+
+
+def _mounts(data: spec.Json) -> dict[Any, str]:
+    return {str(mount.get("destination")): str(mount.get("destination"))[:80] for mount in _objects(data.get("mounts"))}
+
+
+def _cut(before: spec.Json, after: spec.Json) -> list[str]:
+    """Annotations of which a part was taken out."""
+    names = [
+        name for name in before if not name.startswith("gpulatch.io/") and after.get(name, before[name]) != before[name]
+    ]
+    return [f"annotation {name[:80]}={quoted(after[name])} set (was {quoted(before[name])})" for name in names]
 
 
 def _objects(value: object) -> list[spec.Json]:

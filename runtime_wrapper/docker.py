@@ -12,14 +12,13 @@ import os
 import re
 from typing import Any
 
-from runtime_wrapper import spec, trust
+from runtime_wrapper import cdi, spec, trust
 from runtime_wrapper.errors import UntrustedPathError
 
 _MOUNTED = ("hostname", "hosts", "resolv.conf")
 _ID = re.compile(r"[0-9a-f]{64}")
 # A request for GPUs need not say `gpu`: compose's `capabilities: [utility]` does not.
 _CAPABILITIES = ("gpu", "nvidia", "compute", "compat32", "graphics", "utility", "video", "display")
-_CDI_GPU = "nvidia.com/gpu="
 
 
 def device_requests(data: spec.Json, container_id: str) -> str | None:
@@ -55,20 +54,20 @@ def _is_for_gpus(entry: Any) -> bool:
     if not isinstance(entry, dict):
         return False
     driver, capabilities = entry.get("Driver"), entry.get("Capabilities")
-    if driver == "cdi":
+    if driver == "cdi" or (_texts(entry.get("DeviceIDs")) and not _gpu_ids(entry)):
         return bool(_gpu_ids(entry))
     groups = [group for group in capabilities if isinstance(group, list)] if isinstance(capabilities, list) else []
-    return driver in ("", "nvidia", None) and any(
+    return (driver in ("", None) or str(driver).partition(".")[0] == "nvidia") and any(
         group and all(word in _CAPABILITIES for word in group) for group in groups
     )
 
 
 def _gpu_ids(entry: dict[str, Any]) -> list[str]:
-    """The GPUs that an entry names; one for CDI may name other vendors' devices beside them."""
-    devices = _texts(entry.get("DeviceIDs"))
+    """The GPUs that an entry names; other vendors' CDI devices may stand beside them and are for Docker."""
+    devices = [device for device in _texts(entry.get("DeviceIDs")) if not cdi.is_foreign(device)]
     if entry.get("Driver") == "cdi":
-        devices = [device for device in devices if device.startswith(_CDI_GPU)]
-    return [device.removeprefix(_CDI_GPU) for device in devices]
+        return [cdi.selector(device) for device in devices if cdi.parse(device)]
+    return devices
 
 
 def _texts(value: Any) -> list[str]:

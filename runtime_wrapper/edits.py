@@ -11,31 +11,42 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
-from runtime_wrapper import cuda, spec
+from runtime_wrapper import cdi_annotations, cuda, mount_list, spec, variables
 from runtime_wrapper.devices import DeviceNode, Numbers
 from runtime_wrapper.errors import HiddenDeviceError, NoDriverError, SpecError, quoted
 from runtime_wrapper.inventory import Gpu
-from runtime_wrapper.sources import CDI_PREFIX, NVIDIA_VARIABLE, is_ctrs_hook, is_nvidia_hook
+from runtime_wrapper.sources import is_ctrs_hook, is_nvidia_hook
 
 DEVICES_VARIABLE = "GPULATCH_DEVICES"
 CAPABILITIES_VARIABLE = "NVIDIA_DRIVER_CAPABILITIES"
 DEFAULT_CAPABILITIES = frozenset({"compute", "utility"})
+ALL_CAPABILITIES = frozenset({"compute", "compat32", "graphics", "utility", "video", "display", "ngx"})
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What the container gets. `delegate`: the low-level runtime is NVIDIA's and makes nodes and files itself."""
+    """What the container gets. `delegate`: the low-level runtime is NVIDIA's and makes nodes and files itself.
+
+    `dialect` is the source that asked, by its name in the settings.
+    """
 
     gpus: tuple[Gpu, ...]
     nodes: tuple[DeviceNode, ...]
     numbers: Numbers
     delegate: bool = False
+    dialect: str = ""
 
 
 def capabilities(data: spec.Json) -> frozenset[str]:
-    """The driver capabilities that the container asks for; compute and utility by default, as in NVIDIA's runtime."""
-    text = spec.environment(data).get(CAPABILITIES_VARIABLE, "")
-    return frozenset(word.strip() for word in text.split(",") if word.strip()) or DEFAULT_CAPABILITIES
+    """The driver capabilities that the container asks for, as NVIDIA's runtime has them.
+
+    Compute and utility by default; all of them where it says `all`, or says nothing and is a legacy image.
+    """
+    environment = spec.environment(data)
+    words = {word.strip() for word in environment.get(CAPABILITIES_VARIABLE, "").split(",")} - {""}
+    if "all" in words or (not words and variables.is_legacy(environment)):
+        return ALL_CAPABILITIES
+    return frozenset(words) or DEFAULT_CAPABILITIES
 
 
 def apply(data: spec.Json, grant: Grant) -> spec.Json:
@@ -44,6 +55,7 @@ def apply(data: spec.Json, grant: Grant) -> spec.Json:
     edited = _copied(data)
     _drop_gpu_access(edited, grant)
     _drop_hooks(edited, is_nvidia_hook)
+    _drop_requests(edited, grant)
     _add_nodes(edited, grant.nodes)
     _set_variables(edited, grant)
     return edited
@@ -52,9 +64,9 @@ def apply(data: spec.Json, grant: Grant) -> spec.Json:
 def silence_nvidia(data: spec.Json) -> spec.Json:
     """The spec with nothing in it on which NVIDIA's own runtime or hook would act by itself. Raises SpecError."""
     edited = _copied(data)
-    _drop_cdi_annotations(edited)
+    _drop_requests_to_nvidia(edited)
     _drop_hooks(edited, is_ctrs_hook)
-    _set_environment(edited, {NVIDIA_VARIABLE: "void"})
+    _set_environment(edited, {variables.NVIDIA: "void"})
     return edited
 
 
@@ -146,6 +158,30 @@ def _drop_hooks(edited: spec.Json, unwanted: Callable[[object], bool]) -> None:
             hooks[stage] = [entry for entry in entries if not unwanted(entry)]
 
 
+def _drop_requests(edited: spec.Json, grant: Grant) -> None:
+    """Drop what was asked in other words, so that nothing below gives GPUs a second time."""
+    if grant.delegate:
+        _drop_requests_to_nvidia(edited)
+        return
+    if "annotations" in edited:
+        edited["annotations"] = cdi_annotations.without_gpus(_object(edited, "annotations"))
+    if grant.dialect == "volume_mounts":
+        _drop_mounts(edited)
+
+
+def _drop_requests_to_nvidia(edited: spec.Json) -> None:
+    """Drop what NVIDIA's own runtime heeds rather than its variable: every CDI annotation, and mounts for GPUs."""
+    annotations = _object(edited, "annotations")
+    for name in [name for name in annotations if name.startswith(cdi_annotations.PREFIX)]:
+        del annotations[name]
+    _drop_mounts(edited)
+
+
+def _drop_mounts(edited: spec.Json) -> None:
+    if isinstance(edited.get("mounts"), list):
+        edited["mounts"] = mount_list.without(edited)
+
+
 def _add_nodes(edited: spec.Json, nodes: Sequence[DeviceNode]) -> None:
     if not nodes:
         return
@@ -176,30 +212,21 @@ def _add_groups(edited: spec.Json, nodes: Sequence[DeviceNode]) -> None:
 
 def _set_variables(edited: spec.Json, grant: Grant) -> None:
     wanted = spec.environment(edited)
-    uuids = ",".join(gpu.key for gpu in grant.gpus)
-    variables = {
-        NVIDIA_VARIABLE: _for_nvidia_runtime(grant) if grant.delegate else "void",
+    ours = {
+        variables.NVIDIA: _for_nvidia_runtime(grant) if grant.delegate else "void",
         cuda.ORDER_VARIABLE: wanted.get(cuda.ORDER_VARIABLE, "PCI_BUS_ID"),
-        DEVICES_VARIABLE: uuids,
+        DEVICES_VARIABLE: ",".join(gpu.key for gpu in grant.gpus),
     }
     if grant.gpus or cuda.VARIABLE in wanted:
-        variables[cuda.VARIABLE] = cuda.visible_devices(wanted.get(cuda.VARIABLE), grant.gpus)
-    _set_environment(edited, variables)
-    if grant.delegate:
-        _drop_cdi_annotations(edited)
+        ours[cuda.VARIABLE] = cuda.visible_devices(wanted.get(cuda.VARIABLE), grant.gpus)
+    _set_environment(edited, ours)
 
 
-def _set_environment(edited: spec.Json, variables: dict[str, str]) -> None:
+def _set_environment(edited: spec.Json, ours: dict[str, str]) -> None:
     """Set each variable exactly once."""
     process = _object(edited, "process")
-    kept = [entry for entry in _list(process, "env") if str(entry).partition("=")[0] not in variables]
-    process["env"] = kept + [f"{name}={value}" for name, value in variables.items()]
-
-
-def _drop_cdi_annotations(edited: spec.Json) -> None:
-    annotations = _object(edited, "annotations")
-    for name in [name for name in annotations if name.startswith(CDI_PREFIX)]:
-        del annotations[name]
+    kept = [entry for entry in _list(process, "env") if str(entry).partition("=")[0] not in ours]
+    process["env"] = kept + [f"{name}={value}" for name, value in ours.items()]
 
 
 def _object(parent: spec.Json, name: str) -> spec.Json:

@@ -4,7 +4,7 @@ Pure; for observe mode, which compares. Count requests are ids already when a ru
 first N into the variable, or their nodes into the spec.
 """
 
-from runtime_wrapper import placement, request, sources, spec
+from runtime_wrapper import placement, request, sources, spec, variables
 from runtime_wrapper.errors import GpulatchError
 from runtime_wrapper.inventory import Inventory
 
@@ -15,10 +15,10 @@ def gpus(data: spec.Json, inventory: Inventory, *, delegate: bool) -> list[int] 
     found = {gpu.index for gpu in inventory.gpus if gpu.minor in minors}
     if sources.unlimited(data):
         return [gpu.index for gpu in inventory.gpus]
-    value = spec.environment(data).get(sources.NVIDIA_VARIABLE)
+    value = spec.environment(data).get(variables.NVIDIA)
     if value and (delegate or sources.has_nvidia_hook(data)):
         try:
-            wanted = request.parse(value, sources.NVIDIA_VARIABLE)
+            wanted = request.parse(value, variables.NVIDIA)
             found |= {gpu.index for gpu in placement.asked_for(wanted, inventory)} if wanted else set()
         except GpulatchError:
             return None  # an id that NVIDIA's runtime may read in another way

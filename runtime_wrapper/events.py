@@ -21,7 +21,7 @@ from runtime_wrapper.errors import GpulatchError
 DIRECTORY = "/var/log/gpulatch"
 FILE, OLDER = "events.jsonl", "events.1.jsonl"
 MAX_BYTES = 16 << 20
-MAX_TEXT, MAX_LINES = 300, 64  # of a tenant's text, and of reasons, edits and notes
+MAX_TEXT, MAX_LINES = 300, 64  # of a tenant's text, and of wishes, reasons, edits and notes
 
 SCHEMA = "gpulatch-event/1"
 
@@ -75,8 +75,8 @@ class Story:
     def to_json(self) -> dict[str, Any]:
         """The event; keys as in `schemas/event.json`."""
         told = event(self.kind, {key: getattr(self, key) for key in CONTAINER})
-        told |= {key: getattr(self, key) for key in ("mode", "said", "request", "policy", "devices", "engine_gpus")}
-        told |= {key: [*getattr(self, key)][:MAX_LINES] for key in ("reasons", "edits", "notes")}
+        told |= {key: getattr(self, key) for key in ("mode", "request", "policy", "devices", "engine_gpus")}
+        told |= {key: [*getattr(self, key)][:MAX_LINES] for key in ("said", "reasons", "edits", "notes")}
         told["request"] = self.request and self.request[:MAX_TEXT]
         if self.error:
             told["error"] = {"code": self.error.code, "message": str(self.error)}

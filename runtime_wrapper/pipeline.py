@@ -76,7 +76,7 @@ def prepare(start: Start, wishes: Sequence[Wish]) -> None:
         try:
             rules = settings.load(story.runtime)
         except GpulatchError as error:
-            if wishes:
+            if sources.ask_for_gpus(wishes):
                 raise
             story.notes.append(str(error))
             rules = Settings()  # a container without a request starts whatever is wrong with us
@@ -91,6 +91,7 @@ def prepare(start: Start, wishes: Sequence[Wish]) -> None:
         _without_request(start, rules)
         return
     story.request, story.policy = wanted.text, wanted.policy
+    story.notes += wanted.notes
     if rules.mode == settings.OBSERVE:
         _observe(start, wanted, rules)
         story.kind = events.OBSERVED
@@ -118,7 +119,7 @@ def _write(start: Start, offer: Offer, claim: Claim | None, wanted: Request) -> 
     story = start.story
     _require_met(start, offer)
     with story.phase("edit"):
-        edited = edits.apply(start.original.data, _grant(offer, start))
+        edited = edits.apply(start.original.data, _grant(offer, wanted, start))
     with story.phase("write"):
         spec.write(start.original, edited, claim.token if claim else None, claim.record() if claim else "")
         if claim:
@@ -185,12 +186,13 @@ def _heed_exclusive_holders(start: Start, rules: Settings) -> None:
     start.story.notes.append(f"{error} [reported only, as the settings have it]")
 
 
-def _grant(offer: Offer, start: Start) -> Grant:
+def _grant(offer: Offer, wanted: Request, start: Start) -> Grant:
     """The offer with the device nodes that this host has for it. Raises NoDriverError."""
     numbers = devices.Numbers.of_host()
     if start.delegate or not offer.gpus:
-        return Grant(offer.gpus, (), numbers, start.delegate)
-    return Grant(offer.gpus, devices.nodes(offer.gpus, edits.capabilities(start.original.data), numbers), numbers)
+        return Grant(offer.gpus, (), numbers, start.delegate, wanted.dialect)
+    nodes = devices.nodes(offer.gpus, edits.capabilities(start.original.data), numbers)
+    return Grant(offer.gpus, nodes, numbers, dialect=wanted.dialect)
 
 
 def _require_usable(start: Start, wanted: Request) -> None:
@@ -251,6 +253,7 @@ def _book(start: Start, wanted: Request, rules: Settings, *, observed: bool) -> 
                 request=wanted.text,
                 since=clock.now(),
                 holder=Process.current(),
+                memory_mib=wanted.memory_mib,
                 observed=observed,
             )
             book.add(claim)

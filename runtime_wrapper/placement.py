@@ -103,7 +103,7 @@ def _with_free(
     """The named GPUs and the best free ones beside them, or the set from before a restart."""
     free = [gpu.index for gpu in inventory.gpus if not gpu.mig and _is_free(gpu, request, holders)]
     policy, required = request.policy, [gpu.index for gpu in named]
-    candidates = [i for i in free if i not in required and _near(inventory.gpus[i], request.numa)]
+    candidates = [i for i in free if i not in required and _fits(inventory.gpus[i], request)]
     size = len(named) + request.count
     if len(candidates) < request.count and rules.share_when_busy and not request.policy_said:
         policy, required = SHARED, required + candidates
@@ -131,7 +131,7 @@ def _with_free(
 
 def _can_share(gpu: Gpu, request: Request, holders: Holders) -> bool:
     exclusive = any(holder.policy == EXCLUSIVE for holder in holders.get(gpu.index, ()))
-    return not gpu.mig and not exclusive and _near(gpu, request.numa)
+    return not gpu.mig and not exclusive and _fits(gpu, request)
 
 
 def _can_be_had_again(preferred: Sequence[int], required: Sequence[int], candidates: Sequence[int], size: int) -> bool:
@@ -140,7 +140,7 @@ def _can_be_had_again(preferred: Sequence[int], required: Sequence[int], candida
 
 def _all(request: Request, inventory: Inventory, holders: Holders, rules: Rules) -> list[Gpu]:
     """Every whole GPU that no other container's policy keeps from this request."""
-    whole = [gpu for gpu in inventory.gpus if not gpu.mig and _near(gpu, request.numa)]
+    whole = [gpu for gpu in inventory.gpus if not gpu.mig and _fits(gpu, request)]
     rest = [gpu for gpu in whole if not _hinders(request, gpu, holders)]
     if not rest or (len(rest) < len(whole) and not rules.all_is_rest):
         if not whole:
@@ -153,7 +153,7 @@ def _all_reason(chosen: Sequence[Gpu], inventory: Inventory) -> str:
     if len(chosen) == len(inventory.gpus):
         return "all GPUs of the host"
     indices = index_list([gpu.index for gpu in chosen])
-    return f"all: GPUs {indices}; the others are held exclusively, split by MIG or not near"
+    return f"all: GPUs {indices}; the others are held exclusively, split by MIG, or not near or of the model asked for"
 
 
 def _resolve(name: str, request: Request, inventory: Inventory) -> Gpu:
@@ -227,16 +227,31 @@ def _counting_holder(held: Sequence[Holder]) -> Holder | None:
     return next((holder for holder in held if holder.policy != MONITOR), None)
 
 
-def _near(gpu: Gpu, numa: int | None) -> bool:
-    return numa is None or numa in numa_nodes(gpu.numa)
+def _fits(gpu: Gpu, request: Request) -> bool:
+    """Whether a GPU by itself is what the request wants, whoever holds it."""
+    near = request.numa is None or request.numa in numa_nodes(gpu.numa)
+    return near and (request.model is None or _is_model(gpu, request.model))
+
+
+def _is_model(gpu: Gpu, glob: str) -> bool:
+    """Whether the model's name, with or without the vendor's before it, matches in any case."""
+    from fnmatch import fnmatchcase  # here, because few containers name a model
+
+    model = gpu.model.lower()
+    return fnmatchcase(model, glob) or fnmatchcase(model.removeprefix("nvidia "), glob)
 
 
 def _not_enough(request: Request, named: Sequence[Gpu], inventory: Inventory, holders: Holders) -> NotEnoughGpusError:
-    """Why the free GPUs do not suffice: there are none near that node, too few at all, or others hold them."""
-    pool = [gpu for gpu in inventory.gpus if not gpu.mig and gpu not in named and _near(gpu, request.numa)]
+    """Why the free GPUs do not suffice: there are none of that kind, too few at all, or others hold them."""
+    pool = [gpu for gpu in inventory.gpus if not gpu.mig and gpu not in named and _fits(gpu, request)]
     near = f" near NUMA node {request.numa}" if request.numa is not None else ""
+    near = f" of model {quoted(request.model)}{near}" if request.model else near
     beside = " beside those named" if named else ""
-    if near and not pool:
+    if request.model and not pool:
+        models = sorted({gpu.model for gpu in inventory.gpus if not gpu.mig})
+        why = f"this host has no whole GPU{near}{beside}, models: {', '.join(models[:4]) or 'none'}"
+        hint = "name another model or drop model="
+    elif near and not pool:
         nodes = sorted(set[int]().union(*(numa_nodes(gpu.numa) for gpu in inventory.gpus)))
         why = f"this host has no whole GPU{near}{beside}, NUMA nodes with GPUs: {index_list(nodes) or 'unknown'}"
         hint = "name another node or drop numa="
@@ -262,7 +277,10 @@ def _counted(number: int, thing: str) -> str:
 
 def _check_constraints(chosen: Sequence[Gpu], request: Request, inventory: Inventory) -> None:
     for gpu in chosen:
-        if not _near(gpu, request.numa):
+        if request.model and not _is_model(gpu, request.model):
+            why = f"is of model {quoted(gpu.model)}, not model={request.model}"
+            raise NotEnoughGpusError(f"GPU {gpu.index}", request.where, why, "drop model= or name another GPU")
+        if not _fits(gpu, request):
             why = f"is near NUMA node {gpu.numa or 'unknown'}, not {request.numa}"
             raise NotEnoughGpusError(f"GPU {gpu.index}", request.where, why, "drop numa= or name another GPU")
     for a, b in combinations(chosen, 2):

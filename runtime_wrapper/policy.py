@@ -5,16 +5,16 @@ ends the search, except that GPUs which the spec itself opens are a request what
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from runtime_wrapper import request
 from runtime_wrapper.errors import RequestError
 from runtime_wrapper.request import EXCLUSIVE, MONITOR, Request
 from runtime_wrapper.settings import Settings
-from runtime_wrapper.sources import Wish
+from runtime_wrapper.sources import VARIABLES, Wish
 
-_VARIABLES = ("gpulatch_gpus", "nvidia_visible_devices")
-_NODES = "nodes"
+_NODES, _SWARM = "nodes", "swarm"
+_OF_THE_IMAGE = ("nvidia_visible_devices", "legacy_image")
 
 COUNTS = "counts"
 VOID = "counts, and says that this is no GPU container"
@@ -47,9 +47,10 @@ class Choice:
 def choose(wishes: Sequence[Wish], settings: Settings, *, privileged: bool) -> Choice:
     """The request that counts."""
     order = (*settings.sources, _NODES)
-    left_out = [Heard(wish, why) for wish in wishes if (why := _left_out(wish, settings, privileged))]
-    ignored = [heard.wish for heard in left_out]
-    counting = sorted((wish for wish in wishes if wish not in ignored), key=lambda wish: order.index(wish.source))
+    judged = [(wish, _left_out(wish, settings, privileged)) for wish in wishes]
+    left_out = [Heard(wish, why) for wish, why in judged if why]
+    counting = _one_of_swarms([wish for wish, why in judged if not why])
+    counting.sort(key=lambda wish: order.index(wish.source))
     heard: list[Heard] = []
     wanted, error, void = None, None, False
     for wish in counting:
@@ -65,11 +66,22 @@ def choose(wishes: Sequence[Wish], settings: Settings, *, privileged: bool) -> C
     return Choice(wanted, (*heard, *left_out), error)
 
 
+def _one_of_swarms(wishes: Sequence[Wish]) -> list[Wish]:
+    """The wishes, those of Swarm's variables as one: together they are what the task got."""
+    parts = [wish for wish in wishes if wish.source == _SWARM]
+    if len(parts) < 2:
+        return list(wishes)
+    names = ", ".join(wish.place.removeprefix("env ") for wish in parts)
+    whole = Wish(_SWARM, f"env {names}", ",".join(wish.text for wish in parts))
+    return [whole, *(wish for wish in wishes if wish.source != _SWARM)]
+
+
 def _request(wish: Wish, settings: Settings) -> Request | None:
     """The request of a wish that counts, None for `void`. Raises RequestError."""
     wanted = request.parse(wish.text, wish.place)
     if wanted is not None:
         _require_allowed(wanted, wish, settings)
+        wanted = replace(wanted, dialect=wish.source)
     return wanted
 
 
@@ -79,12 +91,13 @@ def _left_out(wish: Wish, settings: Settings, privileged: bool) -> str | None:
         return None  # these GPUs are open anyway: not to book them would void what others hold
     if wish.source not in settings.sources:
         return f"left out: the setting sources does not name {wish.source}"
-    if wish.source in _VARIABLES and settings.accept_env == "never":
+    if wish.source in VARIABLES and settings.accept_env == "never":
         return "left out: no variable counts here (accept_env = never)"
-    if wish.source in _VARIABLES and settings.accept_env == "privileged" and not privileged:
+    if wish.source in VARIABLES and settings.accept_env == "privileged" and not privileged:
         return "left out: variables count only with CAP_SYS_ADMIN (accept_env = privileged)"
-    lone = wish.source == "nvidia_visible_devices" and set(request.tokens_of(wish.text.lower())) == {"all"}
-    if lone and settings.lone_all == "none":
+    if wish.source == _SWARM and wish.place.removeprefix("env ") not in settings.swarm_resources:
+        return "left out: the setting swarm_resources does not name this variable"
+    if wish.source in _OF_THE_IMAGE and settings.lone_all == "none" and request.is_lone_all(wish.text):
         return "left out: all by itself is taken for the image's word (lone_all = none); GPULATCH_GPUS=all would count"
     return None
 

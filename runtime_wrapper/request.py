@@ -6,25 +6,14 @@ Hot, pure. `sources` finds the text in a container's spec. `docs/requests.md` is
 import re
 from dataclasses import dataclass
 
+from runtime_wrapper import cdi, options, selectors
 from runtime_wrapper.errors import RequestError, quoted
 
-EXCLUSIVE, SHARED, MONITOR = "exclusive", "shared", "monitor"
-POLICIES = {"exclusive": EXCLUSIVE, "strict": EXCLUSIVE, "shared": SHARED, "monitor": MONITOR}
-LINK_CLASSES = ("any", "nvlink", "pix", "pxb", "phb", "node")
+EXCLUSIVE, SHARED, MONITOR = options.EXCLUSIVE, options.SHARED, options.MONITOR
 
 MAX_TEXT = 4096  # the request is kept in the ledger, which every start on the host reads
 
-SELECTORS = (
-    "all, none, void, any, any:N, a GPU index, GPU-<uuid> or 8 or more digits of it, a PCI address, /dev/nvidiaN"
-)
-KEYS = f"policy=exclusive|shared|monitor, link={'|'.join(LINK_CLASSES)}, numa=N"
-
-_INDEX = re.compile(r"[0-9]{1,6}")
-_UUID = re.compile(r"gpu-([0-9a-f-]{8,36})", re.IGNORECASE)
-_PCI = re.compile(r"(?:(?:[0-9a-f]{4})?[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE)
-_NODE = re.compile(r"(?:/dev/)?nvidia([0-9]{1,3})")
-_ANY = re.compile(r"any(?::([0-9]{1,12}))?", re.IGNORECASE)
-_MIG = re.compile(r"[0-9]+:[0-9]+|mig[-:].*", re.IGNORECASE)
+_ANY = r"any(?::([0-9]{1,12}))?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +21,9 @@ class Request:
     """GPUs asked for: those `named` (canonical text, in order), `count` free ones, or `every` one there is.
 
     All three empty is `none`: a GPU container without GPUs. `source` and `text` say where it was asked and how.
-    `link` is the least link class of every pair of the set, `numa` the NUMA node that each GPU must be near.
-    `policy_said`: the text itself names the policy.
+    `link` is the least link class of every pair of the set, `numa` the NUMA node that each GPU must be near, `model`
+    the glob that its model's name matches. `policy_said`: the text itself names the policy. `unenforced` are the
+    options that are only kept, `memory_mib` among them. `dialect` is the source's name in the settings.
     """
 
     source: str
@@ -45,6 +35,10 @@ class Request:
     link: str | None = None
     numa: int | None = None
     policy_said: bool = False
+    model: str | None = None
+    memory_mib: int | None = None
+    unenforced: tuple[str, ...] = ()
+    dialect: str = ""
 
     @property
     def where(self) -> str:
@@ -56,6 +50,11 @@ class Request:
         """Whether this is the request for a GPU container without GPUs."""
         return not (self.named or self.count or self.every)
 
+    @property
+    def notes(self) -> list[str]:
+        """What an event says about options that change nothing yet."""
+        return [f"option {option}: kept with the claim, not enforced yet" for option in self.unenforced]
+
 
 def parse(text: str, source: str) -> Request | None:
     """The request that a text of the grammar makes; None for `void` and for a text without items. Raises RequestError.
@@ -65,32 +64,24 @@ def parse(text: str, source: str) -> Request | None:
     where = f"{source}={quoted(text)}"
     if len(text) > MAX_TEXT:
         raise RequestError("request", where, f"is longer than {MAX_TEXT} characters", "ask in fewer words")
+    items = [_split(token) for token in tokens_of(text)]
+    words = [selector.lower() for selector, _ in items]
+    if not items or "void" in words:
+        return None
+    said: options.Options = {}
     named: dict[str, None] = {}
     count = 0
-    whole: str | None = None
-    options: dict[str, str] = {}
-    tokens = tokens_of(text)
-    for token in tokens:
-        selector, *parts = (part.strip() for part in token.split("+"))
+    for selector, parts in items:
         for part in parts:
-            _add_option(options, part, where)
-        word = selector.lower()
-        if word == "void":
-            return None
-        if word in ("all", "none"):
-            whole = whole or word
-        elif match := _ANY.fullmatch(selector):
+            options.add(said, part, where)
+        if match := re.fullmatch(_ANY, selector, re.IGNORECASE):
             count += _positive(match.group(1) or "1", selector, where)
-        else:
-            named[_canonical(selector, where)] = None
-    if not tokens:
-        return None
-    policy = options.get("policy") or (EXCLUSIVE if count and not whole else SHARED)
-    numa = int(options["numa"]) if "numa" in options else None
+        elif selector.lower() not in ("all", "none"):
+            named[selectors.canonical(selector, where)] = None
+    whole = next((word for word in words if word in ("all", "none")), None)
     if whole:
         named, count = {}, 0
-    every, said = whole == "all", "policy" in options
-    return Request(source, text, tuple(named), count, every, policy, options.get("link"), numa, said)
+    return _request(source, text, tuple(named), count, whole == "all", said)
 
 
 def tokens_of(text: str) -> list[str]:
@@ -98,37 +89,40 @@ def tokens_of(text: str) -> list[str]:
     return [token for part in text.split(",") if (token := part.strip())]
 
 
-def _canonical(selector: str, where: str) -> str:
-    """A named GPU in one spelling: `7`, `GPU-<lower-case hex without dashes>`, `0000:3b:00.0`, `/dev/nvidia7`."""
-    if _INDEX.fullmatch(selector):
-        return str(int(selector))
-    if match := _UUID.fullmatch(selector):
-        digits = match.group(1).lower().replace("-", "")
-        if 8 <= len(digits) <= 32:
-            return f"GPU-{digits}"
-        raise RequestError(f"GPU id {quoted(selector)}", where, "needs 8 to 32 hex digits", f"use one of: {SELECTORS}")
-    if _PCI.fullmatch(selector):
-        return f"0000:{selector.lower()}"[-12:]
-    if match := _NODE.fullmatch(selector):
-        return f"/dev/nvidia{int(match.group(1))}"
-    if _MIG.fullmatch(selector):
-        raise RequestError(
-            f"MIG id {quoted(selector)}", where, "MIG instances cannot be asked for yet", f"use one of: {SELECTORS}"
-        )
-    raise RequestError(f"token {quoted(selector)}", where, "is not a GPU selector", f"use one of: {SELECTORS}")
+def is_lone_all(text: str) -> bool:
+    """Whether the text asks for `all` and nothing else, by whatever name."""
+    return {cdi.selector(token).lower() for token in tokens_of(text)} == {"all"}
 
 
-def _add_option(options: dict[str, str], part: str, where: str) -> None:
-    key, _, value = part.partition("=")
-    key, value = key.strip().lower(), value.strip().lower()
-    if key == "policy" and value in POLICIES:
-        value = POLICIES[value]
-    elif not (key == "link" and value in LINK_CLASSES) and not (key == "numa" and _INDEX.fullmatch(value)):
-        raise RequestError(f"option {quoted(part)}", where, "is not one that gpulatch knows", f"use one of: {KEYS}")
-    if options.setdefault(key, value) != value:
-        raise RequestError(
-            f"option {quoted(part)}", where, f"another item says {key}={options[key]}", f"say {key} once"
-        )
+def _split(token: str) -> tuple[str, list[str]]:
+    """An item's selector and its options. The `+` in the name of a MIG profile (`1g.10gb+me`) begins none."""
+    selector, *parts = (part.strip() for part in token.split("+"))
+    if parts and selector.lower().startswith("mig:") and "=" not in parts[0]:
+        selector = f"{selector}+{parts.pop(0)}"
+    return cdi.selector(selector), parts
+
+
+def _request(source: str, text: str, named: tuple[str, ...], count: int, every: bool, said: options.Options) -> Request:
+    def text_of(key: str) -> str | None:
+        return str(said[key]) if key in said else None
+
+    def number_of(key: str) -> int | None:
+        return int(said[key]) if key in said else None
+
+    return Request(
+        source,
+        text,
+        named,
+        count,
+        every,
+        policy=text_of("policy") or (EXCLUSIVE if count else SHARED),
+        link=text_of("link"),
+        numa=number_of("numa"),
+        policy_said="policy" in said,
+        model=text_of("model"),
+        memory_mib=number_of("memory"),
+        unenforced=tuple(f"{key}={options.shown(key, said[key])}" for key in options.UNENFORCED if key in said),
+    )
 
 
 def _positive(digits: str, selector: str, where: str) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from runtime_wrapper import trust
-from runtime_wrapper.sources import SOURCES
+from runtime_wrapper.sources import OFF_BY_DEFAULT, SOURCES
 
 DIRECTORY = "/etc/gpulatch"
 
@@ -21,17 +21,19 @@ class Settings:
     """One runtime name's settings.
 
     `mode`: `enforce` writes the grant into the container, `observe` books a mark, reports and changes nothing.
-    `sources`: where a request is looked for, in this order. `lone_all`: what `NVIDIA_VISIBLE_DEVICES=all` by itself
-    means, which is most likely the image's. `count_when_busy`: a count that free GPUs do not meet is refused, or filled
-    up with shared ones. `all_when_held`: `all` means the rest when some are held, or is refused. `accept_env`: whose
-    variables count. `allow_exclusive_from`, `allow_monitor_from`: the sources that may ask for those policies.
+    `sources`: where a request is looked for, in this order. `swarm_resources`: the variables of Swarm's generic
+    resources that are GPUs. `lone_all`: what `NVIDIA_VISIBLE_DEVICES=all` or an old CUDA image means by itself, which
+    is most likely the image's wish. `count_when_busy`: a count that free GPUs do not meet is refused, or filled up with
+    shared ones. `all_when_held`: `all` means the rest when some are held, or is refused. `accept_env`: whose variables
+    count. `allow_exclusive_from`, `allow_monitor_from`: the sources that may ask for those policies.
     `unlimited_devices`: a container that may open every device is reported, or refused, while another holds a GPU
     exclusively. `driver_files` and `numa_pin` have one value yet. `note`, which is no setting, is what an event may say
     about how they were read.
     """
 
     mode: str = ENFORCE
-    sources: tuple[str, ...] = tuple(SOURCES)
+    sources: tuple[str, ...] = tuple(name for name in SOURCES if name not in OFF_BY_DEFAULT)
+    swarm_resources: tuple[str, ...] = ()
     lone_all: str = "all"
     count_when_busy: str = "refuse"
     all_when_held: str = "rest"

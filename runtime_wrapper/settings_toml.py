@@ -11,8 +11,9 @@ from typing import Any
 
 from runtime_wrapper import settings_values
 from runtime_wrapper.errors import SettingsError, quoted
-from runtime_wrapper.settings_values import CHOICES, LISTS, NAMES, Value
+from runtime_wrapper.settings_values import CHOICES, LISTS, NAMES, VARIABLE_LISTS, Value
 from runtime_wrapper.sources import SOURCES
+from runtime_wrapper.variables import SWARM_PREFIX
 
 DEFAULTS, RUNTIME = "defaults", "runtime"
 
@@ -102,6 +103,9 @@ class _File:
         where = f"{place}, [{section}]"
         if key in LISTS:
             self._refuse(f"{key} {_shown(given)}", where, "is not a list of sources", f"use some of: {_all(SOURCES)}")
+        elif key in VARIABLE_LISTS:
+            why = "is not a list of variables that Swarm makes of generic resources"
+            self._refuse(f"{key} {_shown(given)}", where, why, f"use names that begin with {SWARM_PREFIX}")
         elif key in CHOICES:
             hint = f"use one of: {_all(CHOICES[key])}"
             self._refuse(f"{key} {_shown(given)}", where, "is not a value of this setting", hint)

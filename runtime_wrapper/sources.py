@@ -5,20 +5,20 @@ Hot: runs on every create, and ends it when nothing is said. Which of the wishes
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runtime_wrapper import docker, spec
+from runtime_wrapper import cdi_annotations, docker, mount_list, spec, variables
 from runtime_wrapper.errors import quoted
+from runtime_wrapper.variables import Environment, Said
 
 ANNOTATION = "gpulatch.io/gpus"
-OWN_VARIABLE = "GPULATCH_GPUS"
-NVIDIA_VARIABLE = "NVIDIA_VISIBLE_DEVICES"
-CDI_PREFIX = "cdi.k8s.io/"
 
 GPU_MAJOR = 195  # NV_MAJOR_DEVICE_NUMBER, the only fixed major of the driver (nv-chardev-numbers.h)
 LAST_GPU_MINOR = 247
+
+MAX_PLACE = 120  # the place is kept in the ledger, and a tenant chooses the names of variables and annotations
 
 # Engines whose annotations include the image's own, so that an image could ask for GPUs by itself.
 _ANNOTATIONS_OF_IMAGES = ("libpod", "cri-o")
@@ -28,10 +28,8 @@ _NVIDIA_HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")
 
 # Variables that somebody may have written for one of ours or NVIDIA's.
 _ALMOST = re.compile(r"gpulatch_?\w*|(nvidia_)?visible_(gpu|device)s?|nvidia_visible\w*|gpus?", re.IGNORECASE)
-_VARIABLES = (OWN_VARIABLE, NVIDIA_VARIABLE, "GPULATCH_DEVICES")
+_KNOWN = (variables.OWN, variables.NVIDIA, "GPULATCH_DEVICES")
 _OWN_ANNOTATIONS = (ANNOTATION, spec.ORIGINAL_MARK, spec.EDITED_MARK, spec.CLAIM_MARK, spec.RECORD_MARK)
-
-_SAYS_SOMETHING = re.compile(r"[^,\s]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +46,24 @@ def wishes(data: spec.Json, container_id: str, *, annotations: bool = True) -> l
 
     A pod's own container wishes nothing: annotations and variables are for those in the pod.
     """
-    found = []
-    silent = SOURCES.keys() - {"nodes"} if is_pods_own(data) else {"annotation"} if not annotations else set()
-    for source, (place, read) in SOURCES.items():
-        text = read(data, container_id) if source not in silent else None
-        if text is not None and _SAYS_SOMETHING.search(text):
-            found.append(Wish(source, place, text))
-    return found
+    environment = spec.environment(data)
+    silent: set[str] = set()
+    if is_pods_own(data):
+        silent = SOURCES.keys() - {"nodes"}
+    elif not annotations or _annotations_are_images(data):
+        silent = {"annotation", "cdi_annotations"}
+    return [
+        Wish(source, place if len(place) <= MAX_PLACE else general, text)
+        for source, (general, read) in SOURCES.items()
+        if source not in silent
+        for place, text in read(data, container_id, environment)
+        if text.strip(", \t\r\n\v\f")
+    ]
+
+
+def ask_for_gpus(wishes: Sequence[Wish]) -> bool:
+    """Whether the wishes are for GPUs, whatever the settings say: a Swarm resource by itself may be anything."""
+    return any(wish.source != "swarm" for wish in wishes)
 
 
 def unheard(data: spec.Json) -> list[str]:
@@ -65,8 +74,8 @@ def unheard(data: spec.Json) -> list[str]:
     elif _annotations_are_images(data) and spec.annotation(data, ANNOTATION) is not None:
         notes.append(f"annotation {ANNOTATION} does not count under Podman and CRI-O, whose images bring theirs along")
     for name in spec.environment(data):
-        if _ALMOST.fullmatch(name) and name not in _VARIABLES:
-            notes.append(f"variable {quoted(name)} says nothing here: perhaps {OWN_VARIABLE} is meant")
+        if _ALMOST.fullmatch(name) and name not in _KNOWN and not name.startswith(variables.OWN_PREFIX):
+            notes.append(f"variable {quoted(name)} says nothing here: perhaps {variables.OWN} is meant")
     for name in spec.section(data, "annotations"):
         if name.startswith("gpulatch.io/") and name not in _OWN_ANNOTATIONS:
             notes.append(f"annotation {quoted(name)} says nothing here: perhaps {ANNOTATION} is meant")
@@ -111,26 +120,34 @@ def is_nvidia_hook(hook: object) -> bool:
 def nvidia_would_act(data: spec.Json) -> bool:
     """Whether NVIDIA's own runtime or hook might give GPUs to a container that gpulatch gives none.
 
-    They act on `NVIDIA_VISIBLE_DEVICES`, on old CUDA images by their `CUDA_VERSION` alone, and on CDI annotations.
+    They act on `NVIDIA_VISIBLE_DEVICES`, on old CUDA images by their `CUDA_VERSION` alone, on CDI annotations and,
+    where their settings say so, on mounts.
     """
     environment = spec.environment(data)
-    value = environment.get(NVIDIA_VARIABLE)
-    cdi = any(name.startswith(CDI_PREFIX) for name in spec.section(data, "annotations"))
-    asked = value not in (None, "", "void") or (value is None and "CUDA_VERSION" in environment)
-    return asked or cdi or any(is_ctrs_hook(hook) for hook in _hooks(data))
+    value = environment.get(variables.NVIDIA)
+    cdi = any(name.startswith(cdi_annotations.PREFIX) for name in spec.section(data, "annotations"))
+    asked = value not in (None, "", "void") or (value is None and variables.CUDA_VERSION in environment)
+    return asked or cdi or any(mount_list.asked(data)) or any(is_ctrs_hook(hook) for hook in _hooks(data))
 
 
-def _from_annotation(data: spec.Json, container_id: str) -> str | None:
-    if _annotations_are_images(data):
-        return None
-    return spec.annotation(data, ANNOTATION)
+def _from_annotation(data: spec.Json, container_id: str, environment: Environment) -> Said:
+    text = spec.annotation(data, ANNOTATION)
+    if text:
+        yield f"annotation {ANNOTATION}", text
 
 
-def _from_ctr(data: spec.Json, container_id: str) -> str | None:
+def _from_docker(data: spec.Json, container_id: str, environment: Environment) -> Said:
+    text = docker.device_requests(data, container_id)
+    if text:
+        yield "docker DeviceRequests", text
+
+
+def _from_ctr(data: spec.Json, container_id: str, environment: Environment) -> Said:
     """The GPUs of `ctr run --gpus`, which containerd hands to NVIDIA's tool by a hook (containerd contrib/nvidia)."""
     words = (word for hook in _hooks(data) if is_ctrs_hook(hook) for word in hook["args"])
     devices = [word.partition("=")[2] for word in words if isinstance(word, str) and word.startswith("--device=")]
-    return ",".join(devices) if devices else None
+    if devices:
+        yield "ctr --gpus", ",".join(devices)
 
 
 def _hooks(data: spec.Json) -> Iterator[Any]:
@@ -149,12 +166,8 @@ def _annotations_are_images(data: spec.Json) -> bool:
     return spec.annotation(data, "io.container.manager") in _ANNOTATIONS_OF_IMAGES
 
 
-def _from_variable(name: str) -> Callable[[spec.Json, str], str | None]:
-    return lambda data, container_id: spec.environment(data).get(name)
-
-
-def _from_nodes(data: spec.Json, container_id: str) -> str | None:
-    return ",".join(f"/dev/nvidia{minor}" for minor in opened(data))
+def _from_nodes(data: spec.Json, container_id: str, environment: Environment) -> Said:
+    yield "device rules of the spec", ",".join(f"/dev/nvidia{minor}" for minor in opened(data))
 
 
 def _device_rules(data: spec.Json) -> list[spec.Json]:
@@ -177,11 +190,23 @@ def _opens(rule: spec.Json) -> bool:
     return rule.get("allow") is True and kind in (None, "", "a", "c", "u") and access not in ("m", "")
 
 
-SOURCES: dict[str, tuple[str, Callable[[spec.Json, str], str | None]]] = {
+SOURCES: dict[str, tuple[str, Callable[[spec.Json, str, Environment], Said]]] = {
     "annotation": (f"annotation {ANNOTATION}", _from_annotation),
-    "docker": ("docker DeviceRequests", docker.device_requests),
+    "docker": ("docker DeviceRequests", _from_docker),
     "ctr": ("ctr --gpus", _from_ctr),
-    "gpulatch_gpus": (f"env {OWN_VARIABLE}", _from_variable(OWN_VARIABLE)),
-    "nvidia_visible_devices": (f"env {NVIDIA_VARIABLE}", _from_variable(NVIDIA_VARIABLE)),
+    "cdi_annotations": (
+        f"annotations {cdi_annotations.PREFIX}*",
+        lambda data, own_id, env: cdi_annotations.asked(data),
+    ),
+    "volume_mounts": (f"mounts {mount_list.FOLDER}", lambda data, own_id, env: mount_list.asked(data)),
+    "swarm": (f"env {variables.SWARM_PREFIX}*", lambda data, own_id, env: variables.swarm(env)),
+    "gpulatch_gpus": (f"env {variables.OWN}, {variables.OWN_PREFIX}*", lambda data, own_id, env: variables.own(env)),
+    "nvidia_visible_devices": (f"env {variables.NVIDIA}", lambda data, own_id, env: variables.nvidia(env)),
+    "nvidia_mig_config": (f"env {variables.MIG_PROFILE}", lambda data, own_id, env: variables.mig_profile(env)),
+    "legacy_image": (f"env {variables.CUDA_VERSION}", lambda data, own_id, env: variables.legacy_image(env)),
     "nodes": ("device rules of the spec", _from_nodes),
 }
+"""By name in the settings, in default order: what people call the place, and what reads it."""
+
+OFF_BY_DEFAULT = ("volume_mounts",)
+VARIABLES = ("swarm", "gpulatch_gpus", "nvidia_visible_devices", "nvidia_mig_config", "legacy_image")

@@ -23,7 +23,10 @@ RECORD_MARK = "gpulatch.io/record"
 
 # A text without any of these asks for no GPU by name. Device rules may still open some, but only of a spec that the
 # low-level runtime can read; what is wrong with any other is for it to say.
-_REQUEST_WORDS = (b"NVIDIA_VISIBLE_DEVICES", b"GPULATCH_", b"gpulatch.io/")
+_REQUEST_WORDS = (
+    *(b"NVIDIA_VISIBLE_DEVICES", b"GPULATCH_", b"gpulatch.io/"),
+    *(b"nvidia.com/", b"NVIDIA_MIG_CONFIG", b"CUDA_VERSION"),
+)
 
 Json = dict[str, Any]
 
@@ -38,9 +41,11 @@ class Spec:
     distrust: UntrustedPathError | None = None
 
     def require_trust(self) -> None:
-        """Raises the UntrustedPathError that stands against using this file for a GPU container."""
+        """Raises what stands against using this file for a GPU container: an UntrustedPathError or a SpecError."""
         if self.distrust:
             raise self.distrust
+        if key := spelling.odd_key(self.data):
+            raise SpecError(WHAT, self.path, _odd(key), "let the engine write it again")
 
 
 def read(path: str) -> Spec | None:
@@ -201,10 +206,14 @@ def _parse(path: str, raw: bytes) -> Json | None:
     except (ValueError, RecursionError) as error:
         data, why = None, f"is not valid JSON ({error})"
     if not why and speaks_of_gpus and (key := spelling.odd_key(data)):
-        why = f"has the key {quoted(key)}, which the low-level runtime reads as {quoted(key.casefold())} or ignores"
+        why = _odd(key)
     if why and speaks_of_gpus:
         raise SpecError(WHAT, path, f"{why}, and it speaks of GPUs", "let the engine write it again")
     return None if why else data
+
+
+def _odd(key: str) -> str:
+    return f"has the key {quoted(key)}, which the low-level runtime reads as {quoted(key.casefold())} or ignores"
 
 
 def _digest_without_mark(data: Json) -> str:

@@ -18,6 +18,7 @@ from runtime_wrapper.settings import Settings
 from runtime_wrapper.settings_reading import Reading
 from runtime_wrapper.settings_toml import DEFAULTS, RUNTIME, Entry, Section
 from runtime_wrapper.settings_values import NAMES, Value
+from runtime_wrapper.sources import OFF_BY_DEFAULT, SOURCES
 
 # Where runtime names may be installed, each with a folder in `low-level`.
 PRIVATE_DIRECTORIES = (Path("/usr/lib/gpulatch"), *demo.PRIVATE_DIRECTORIES)
@@ -159,8 +160,17 @@ def _table(title: str, effective: _Effective) -> None:
     rows = []
     for key, (value, section, entry) in effective.items():
         place = f"{_file_line(entry)} [{section}]" if entry else "default"
-        rows.append((key, value if isinstance(value, str) else ", ".join(value) or "(none)", place))
+        rows.append((key, _in_words(value), place))
     tables.show(tables.printable(title), ("setting", "value", "from"), rows)
+
+
+def _in_words(value: Value) -> str:
+    """A value as the table shows it: a list of all sources, in their order, in short."""
+    if isinstance(value, str):
+        return value
+    off = ", ".join(OFF_BY_DEFAULT)
+    short = {tuple(SOURCES): "all", Settings().sources: f"all but {off}", (): "(none)"}
+    return short.get(value, ", ".join(value))
 
 
 def _file_line(entry: Entry) -> str:

@@ -1,4 +1,4 @@
-"""`gpulatch report`: sums the event log up, above all what observe mode would have decided, before a host is switched."""
+"""`gpulatch report`: sums the event log up, above all what observe mode would have done, before a host is switched."""
 
 import json
 from collections import Counter

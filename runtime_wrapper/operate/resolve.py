@@ -142,7 +142,7 @@ def _resolve(
         result.checked = requirements.check(original.data, os.path.dirname(config), offer.gpus, driver)
     numbers = devices.Numbers.assumed() if machine else devices.Numbers.of_host()
     nodes = devices.nodes(offer.gpus, edits.capabilities(original.data), numbers) if offer.gpus else ()
-    result.edited = edits.apply(original.data, Grant(offer.gpus, nodes, numbers))
+    result.edited = edits.apply(original.data, Grant(offer.gpus, nodes, numbers, dialect=wanted.dialect))
     result.offer = offer
 
 
@@ -180,5 +180,5 @@ def _tell(result: Result) -> None:
     rows = [(gpu.index, tables.uuid(gpu.uuid), f"nvidia{gpu.minor}", gpu.numa, gpu.model) for gpu in offer.gpus]
     if rows:
         tables.show("Devices", ("GPU", "UUID", "node", "NUMA", "model"), rows)
-    for line in (*offer.reasons, *result.checked):
+    for line in (*offer.reasons, *result.checked, *wanted.notes):
         click.echo(f"  {tables.printable(line)}")

@@ -13,9 +13,18 @@ PACKAGES = ("runtime_wrapper", "hooks", "schemas")
 # From the ground up. A module may import modules of lower layers only; those of one layer stay apart.
 LAYERS = (
     ("errors", "clock", "spelling"),
-    ("trust", "atomic", "proc", "inventory", "lock"),
-    ("spec", "argv", "runtime_state", "cuda", "lowlevel", "report", "request", "events", "requirement", "gpu_models"),
-    ("liveness", "changes", "crun_update", "cuda_driver", "image_libraries"),
+    ("trust", "atomic", "proc", "inventory", "lock", "cdi", "options", "variables"),
+    ("spec", "argv", "runtime_state", "cuda", "lowlevel", "report", "selectors", "events", "requirement", "gpu_models"),
+    (
+        "request",
+        "liveness",
+        "changes",
+        "crun_update",
+        "cuda_driver",
+        "image_libraries",
+        "mount_list",
+        "cdi_annotations",
+    ),
     ("claim", "docker", "image_cuda", "probe.checked", "probe.nvlink", "probe.procfs"),
     ("engine", "sources", "search", "devices", "requirements", "probe.sysfs", "probe.nodes", "probe.gpu_rules"),
     ("settings_values", "settings_folder", "placement", "edits", "recovery", "probe.machine"),

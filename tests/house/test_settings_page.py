@@ -5,8 +5,8 @@ import tomllib
 from pathlib import Path
 
 from runtime_wrapper.settings import Settings
-from runtime_wrapper.settings_values import CHOICES, LISTS, NAMES
-from runtime_wrapper.sources import SOURCES
+from runtime_wrapper.settings_values import CHOICES, LISTS, NAMES, VARIABLE_LISTS
+from runtime_wrapper.sources import OFF_BY_DEFAULT, SOURCES
 
 CHECKOUT = Path(__file__).parent.parent.parent
 PAGE = (CHECKOUT / "docs/settings.md").read_text()
@@ -27,8 +27,13 @@ def test_it_lists_the_values_and_the_default_of_each() -> None:
         assert words(values) == list(choices), key
         assert words(default) == [choices[0]] == [getattr(Settings(), key)], key
     for key in LISTS:
-        assert ROWS[key][:2] == ("a list of sources", "all")
-        assert getattr(Settings(), key) == tuple(SOURCES)
+        off = OFF_BY_DEFAULT if key == "sources" else ()
+        assert ROWS[key][0] == "a list of sources"
+        assert (ROWS[key][1] == "all", words(ROWS[key][1])) == (not off, list(off))
+        assert getattr(Settings(), key) == tuple(name for name in SOURCES if name not in off)
+    for key in VARIABLE_LISTS:
+        assert ROWS[key][:2] == ("a list of variables", "none")
+        assert getattr(Settings(), key) == ()
 
 
 def test_it_gives_a_reason_for_each() -> None:

@@ -41,7 +41,9 @@ def test_a_granted_container_is_told_from_the_wish_to_the_edits(host: Host, tmp_
     assert 'env GPULATCH_GPUS: "any:2": counts' in text
     assert 'env NVIDIA_VISIBLE_DEVICES: "all": not reached: an earlier place counts' in text
     assert (
-        "says nothing: annotation gpulatch.io/gpus, docker DeviceRequests, ctr --gpus, device rules of the spec" in text
+        "says nothing: annotation gpulatch.io/gpus, docker DeviceRequests, ctr --gpus, annotations cdi.k8s.io/*,"
+        " mounts /var/run/nvidia-container-devices, env DOCKER_RESOURCE_*, env NVIDIA_MIG_CONFIG, env CUDA_VERSION,"
+        " device rules of the spec" in text
     )
     assert re.search(r"GPU 0  GPU-[-0-9a-f]{36}  0000:03:00.0  exclusive", text)
     assert "because: GPUs 0,1: most NVLink bandwidth between them" in text

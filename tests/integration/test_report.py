@@ -13,7 +13,7 @@ pytestmark = pytest.mark.needs("sandbox", "root", "build", "runc")
 
 
 def observed(host: Host, folder: Path, name: str, wish: str, engine: str | None) -> None:
-    """Start a container as dockerd would hand it over: with ids in the variable and NVIDIA's hook, which does nothing."""
+    """Start a container as dockerd hands it over: with ids in the variable, and NVIDIA's hook, which does nothing."""
     hook = folder / "nvidia-container-runtime-hook"
     hook.write_text("#!/bin/sh\n")
     hook.chmod(0o755)

@@ -114,32 +114,66 @@ def test_observe_takes_back_what_enforce_once_wrote(host: Host, tmp_path: Path) 
     assert bundle.config.read_bytes() == original
 
 
-@pytest.mark.parametrize(
-    ("env", "annotations"),
-    [
-        (["NVIDIA_VISIBLE_DEVICES=all", "GPULATCH_GPUS=void"], {}),
-        (["CUDA_VERSION=9.0"], {}),
-        ([], {"cdi.k8s.io/x": "nvidia.com/gpu=all"}),
-    ],
-)
-def test_nvidias_runtime_below_us_gets_no_unbooked_gpu_to_hand_out(
-    host: Host, bundle: Bundle, tmp_path: Path, recorder: Path, env: list[str], annotations: dict[str, str]
-) -> None:
-    """The recorder stands in for nvidia-container-runtime, which needs a real driver; what it is handed is real."""
-    nvidia = tmp_path / "nvidia-container-runtime"
+LIST = "/var/run/nvidia-container-devices"
+WORDS_TO_NVIDIA: list[tuple[list[str], dict[str, str], str]] = [
+    (["NVIDIA_VISIBLE_DEVICES=all", "GPULATCH_GPUS=void"], {}, ""),
+    (["CUDA_VERSION=9.0"], {}, ""),
+    ([], {"cdi.k8s.io/x": "nvidia.com/gpu=all"}, ""),
+    ([], {}, f"{LIST}/0"),
+]
+
+
+def handed_to_nvidias_runtime(
+    host: Host, bundle: Bundle, folder: Path, recorder: Path, words: tuple[list[str], dict[str, str], str]
+) -> dict[str, Any]:
+    """The spec that it gets. The recorder stands in for it, which needs a real driver; what it is handed is real."""
+    env, annotations, mount = words
+    nvidia = folder / "nvidia-container-runtime"
     recorder.rename(nvidia)
-    launcher = private_directory(tmp_path / "private", "gpulatch-nvidia", nvidia)
+    launcher = private_directory(folder / "private", "gpulatch-nvidia", nvidia)
     for name, text in annotations.items():
         bundle.annotated(name, text)
+    if mount:
+        bundle.mounting(mount, "/dev/null", "rbind")
     bundle.env(*env)
     done = host.run([str(launcher), "--root", ROOT, "run", "--detach", "--bundle", str(bundle.path), "c1"])
     assert done.returncode == 0, done.stderr
     handed = bundle.on_disk()
-    assert [entry for entry in handed["process"]["env"] if entry.startswith("NVIDIA_V")] == [
-        "NVIDIA_VISIBLE_DEVICES=void"
-    ]
     assert not [name for name in handed["annotations"] if name.startswith("cdi.k8s.io/")]
+    assert not [mount for mount in handed["mounts"] if LIST in mount["destination"]]
+    return handed
+
+
+def said_to_nvidia(handed: dict[str, Any]) -> list[str]:
+    return [entry for entry in handed["process"]["env"] if entry.startswith("NVIDIA_V")]
+
+
+@pytest.mark.parametrize("words", WORDS_TO_NVIDIA)
+def test_nvidias_runtime_below_us_gets_no_unbooked_gpu_to_hand_out(
+    host: Host, bundle: Bundle, tmp_path: Path, recorder: Path, words: tuple[list[str], dict[str, str], str]
+) -> None:
+    """Where none of these words counts."""
+    Path("/etc/gpulatch/config.toml").write_text(
+        '[defaults]\nlone_all = "none"\nsources = ["gpulatch_gpus", "nvidia_visible_devices", "legacy_image"]\n'
+    )
+    handed = handed_to_nvidias_runtime(host, bundle, tmp_path, recorder, words)
+    assert said_to_nvidia(handed) == ["NVIDIA_VISIBLE_DEVICES=void"]
     assert host.claims() == []
+
+
+@pytest.mark.parametrize("words", WORDS_TO_NVIDIA[1:])
+def test_nvidias_runtime_below_us_gets_exactly_what_is_booked(
+    host: Host, bundle: Bundle, tmp_path: Path, recorder: Path, words: tuple[list[str], dict[str, str], str]
+) -> None:
+    """Where they count."""
+    Path("/etc/gpulatch/config.toml").write_text(
+        '[defaults]\nsources = ["cdi_annotations", "volume_mounts", "legacy_image"]\n'
+    )
+    handed = handed_to_nvidias_runtime(host, bundle, tmp_path, recorder, words)
+    (claim,) = host.claims()
+    uuids = ",".join(device["uuid"] for device in claim["devices"])
+    assert said_to_nvidia(handed) == [f"NVIDIA_VISIBLE_DEVICES={uuids}"]
+    assert len(claim["devices"]) == (1 if words[2] else 8)
 
 
 def test_a_foreign_mark_does_not_stop_a_container_without_a_request(host: Host, bundle: Bundle) -> None:

@@ -53,6 +53,14 @@ def test_variables_hooks_groups_and_annotations() -> None:
     ]
 
 
+def test_mounts_and_what_is_left_of_an_annotation() -> None:
+    before = spec(
+        mounts=[{"destination": "/a"}, {"destination": "/b"}], annotations={"x": "1,2", "gpulatch.io/claim": "1"}
+    )
+    after = spec(mounts=[{"destination": "/b"}], annotations={"x": "2", "gpulatch.io/claim": "2"})
+    assert changes.between(before, after) == ["mount /a dropped", 'annotation x="2" set (was "1,2")']
+
+
 def test_odd_types_are_no_obstacle() -> None:
     odd: Any = {"process": 3, "linux": {"devices": "x", "resources": {"devices": [3, None]}}, "hooks": {"prestart": 4}}
     assert changes.between(odd, odd) == []

@@ -254,3 +254,33 @@ def test_a_gpu_is_found_by_its_node() -> None:
 def test_who_only_monitors_is_not_named_as_the_one_in_the_way() -> None:
     with pytest.raises(NotEnoughGpusError, match=r"held: GPU 1 by trainer"):
         indices("any:8", {1: [MONITOR, EXCLUSIVE], 2: [MONITOR]})
+
+
+MIXED = replace(
+    HOST, gpus=tuple(replace(gpu, model="NVIDIA L40S" if gpu.index % 2 else "NVIDIA H100 PCIe") for gpu in HOST.gpus)
+)
+
+
+@pytest.mark.parametrize("glob", ["*L40*", "l40s", "NVIDIA L40?", "nvidia l40[sS]"])
+def test_a_model_limits_what_is_taken(glob: str) -> None:
+    assert set(indices(f"any:4+model={glob}", host=MIXED)) == {1, 3, 5, 7}
+    assert indices(f"all+model={glob}", host=MIXED) == [1, 3, 5, 7]
+    assert indices(f"any:1+numa=1+model={glob}", host=MIXED) == [3]
+
+
+def test_a_model_that_is_not_there_or_not_that_gpus_is_refused() -> None:
+    with pytest.raises(
+        NotEnoughGpusError, match='no whole GPU of model "b200", models: NVIDIA H100 PCIe, NVIDIA L40S;'
+    ):
+        offer("any:1+model=b200", host=MIXED)
+    with pytest.raises(NotEnoughGpusError, match="this host has 4 whole GPUs of model"):
+        offer("any:5+model=l40s", host=MIXED)
+    with pytest.raises(NotEnoughGpusError, match='GPU 0, .*: is of model "NVIDIA H100 PCIe", not model=l40s'):
+        offer("0+model=L40S", host=MIXED)
+
+
+def test_a_hostile_glob_takes_no_time() -> None:
+    started = time.monotonic()
+    with pytest.raises(NotEnoughGpusError):
+        offer("any:1+model=" + "*a" * 31 + "b", host=MIXED)
+    assert time.monotonic() - started < 1

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from runtime_wrapper import settings
+from runtime_wrapper import settings, settings_values
 from runtime_wrapper.errors import SettingsError, UntrustedPathError
-from runtime_wrapper.settings_values import CHOICES, LISTS, NAMES
-from runtime_wrapper.sources import SOURCES
+from runtime_wrapper.settings_values import CHOICES, LISTS, NAMES, VARIABLE_LISTS
+from runtime_wrapper.sources import OFF_BY_DEFAULT, SOURCES
 
 pytestmark = pytest.mark.needs("root")
 
@@ -127,10 +127,18 @@ def test_the_schema_and_the_code_know_the_same_settings() -> None:
     schema = json.loads((Path(__file__).parent.parent.parent / "schemas/settings.json").read_text())
     section = schema["$defs"]["section"]["properties"]
     assert list(section) == list(NAMES) == [field.name for field in fields(settings.Settings) if field.compare]
-    assert set(NAMES) == {*CHOICES, *LISTS}
+    assert set(NAMES) == {*CHOICES, *LISTS, *VARIABLE_LISTS}
     for key, choices in CHOICES.items():
         assert section[key]["enum"] == list(choices)
         assert section[key]["default"] == choices[0] == getattr(settings.Settings(), key)
     for key in LISTS:
         assert section[key]["items"]["enum"] == list(SOURCES)
-        assert getattr(settings.Settings(), key) == tuple(SOURCES)
+        off = OFF_BY_DEFAULT if key == "sources" else ()
+        assert getattr(settings.Settings(), key) == tuple(name for name in SOURCES if name not in off)
+
+
+def test_swarm_resources_are_variables_that_swarm_makes() -> None:
+    wanted = ["DOCKER_RESOURCE_NVIDIA-GPU", "DOCKER_RESOURCE_GPU", "DOCKER_RESOURCE_GPU"]
+    assert settings_values.accepted("swarm_resources", wanted) == (wanted[0], wanted[1])
+    for bad in (["PATH"], ["DOCKER_RESOURCE_"], ["DOCKER_RESOURCE_A=1"], [7], "DOCKER_RESOURCE_GPU"):
+        assert settings_values.accepted("swarm_resources", bad) is None

@@ -202,10 +202,12 @@ RUNTIMES = ("gpulatch", "other", "a b", "x.y")
 def random_texts(random_: random.Random) -> Texts:
     """Sections by file name; the name `config.toml` is the main file's."""
 
+    lists = {**{key: list(SOURCES) for key in LISTS}, "swarm_resources": ["DOCKER_RESOURCE_GPU", "DOCKER_RESOURCE_A-B"]}
+
     def entries() -> dict[str, Any]:
         keys = random_.sample(NAMES, random_.randrange(len(NAMES)))
         return {
-            key: random_.choice(CHOICES[key]) if key in CHOICES else random_.choices(list(SOURCES), k=3) for key in keys
+            key: random_.choice(CHOICES[key]) if key in CHOICES else random_.choices(lists[key], k=3) for key in keys
         }
 
     names = random_.sample(["config.toml", "a.toml", "b.toml", "B.toml", "10.toml", "9.toml", "é.toml"], 4)
@@ -229,7 +231,7 @@ def expected(texts: Texts, runtime: str, key: str) -> Any:
         for name in reversed(order):
             if key in texts[name].get(section, {}):
                 value = texts[name][section][key]
-                return tuple(sorted(set(value), key=value.index)) if key in LISTS else value
+                return tuple(sorted(set(value), key=value.index)) if isinstance(value, list) else value
     return None
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from runtime_wrapper import edits, policy, sources
+from runtime_wrapper import edits, policy, sources, variables
 from runtime_wrapper.devices import Numbers
 from runtime_wrapper.edits import Grant
 from runtime_wrapper.errors import RequestError
@@ -95,7 +95,7 @@ def expected(case: dict[str, Any]) -> list[str] | None:
         case
         for case in NVIDIA_CASES
         if case["in"].keys() <= {"env", "bounding", "accept_env_unprivileged"}
-        and all(entry.partition("=")[0] == sources.NVIDIA_VARIABLE for entry in case["in"].get("env", []))
+        and all(entry.partition("=")[0] == variables.NVIDIA for entry in case["in"].get("env", []))
         and not any(mark in str(case["in"]) for mark in ("nvidia.com", "MIG-"))
     ],
     ids=lambda case: case["id"],

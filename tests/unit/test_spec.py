@@ -262,3 +262,13 @@ def test_the_original_is_kept_before_the_edited_spec_is_written(config: Path, mo
     monkeypatch.setattr(spec.atomic, "replace", lambda directory, name, *more: order.append(name))
     spec.write(found, dict(found.data), None)
     assert order == ["config.gpulatch.json", "config.json"]
+
+
+def test_an_odd_key_stands_against_a_gpu_container_also_where_its_spec_speaks_of_no_gpu(tmp_path: Path) -> None:
+    """A request need not be in the spec: Docker's record, or a variable of Swarm's that only the settings know."""
+    path = tmp_path / "config.json"
+    path.write_text('{"linux": {}, "Linux": {"devices": []}}')
+    found = spec.read(str(path))
+    assert found
+    with pytest.raises(SpecError, match='has the key "Linux"'):
+        found.require_trust()
