@@ -170,9 +170,12 @@ def _drop_requests(edited: spec.Json, grant: Grant) -> None:
 
 
 def _drop_requests_to_nvidia(edited: spec.Json) -> None:
-    """Drop what NVIDIA's own runtime heeds rather than its variable: every CDI annotation, and mounts for GPUs."""
+    """Drop what NVIDIA's own runtime heeds rather than its variable: CDI annotations, and mounts for GPUs.
+
+    Its settings can name other prefixes; those in use (`nvidia.cdi.k8s.io/`) end as the usual one does.
+    """
     annotations = _object(edited, "annotations")
-    for name in [name for name in annotations if name.startswith(cdi_annotations.PREFIX)]:
+    for name in [name for name in annotations if cdi_annotations.PREFIX in name]:
         del annotations[name]
     _drop_mounts(edited)
 

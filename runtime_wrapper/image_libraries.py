@@ -14,7 +14,7 @@ from itertools import islice
 
 from runtime_wrapper.requirement import version
 
-COMPAT_FOLDER = "usr/local/cuda/compat"
+COMPAT_FOLDERS = tuple(f"usr/local/cuda/compat{more}" for more in ("", "/lib.real", "/lib"))  # the others: NGC images
 LIBRARY_FOLDERS = (
     "usr/local/cuda/lib64",
     "usr/local/cuda/targets/x86_64-linux/lib",
@@ -35,7 +35,8 @@ _LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 def compat_driver(root: str) -> str | None:
     """The version of the newest user-mode driver among the image's compat libraries."""
-    found = [match[1] for name in _names(root, COMPAT_FOLDER) if (match := _COMPAT.fullmatch(name))]
+    names = [name for folder in COMPAT_FOLDERS for name in _names(root, folder)]
+    found = [match[1] for name in names if (match := _COMPAT.fullmatch(name))]
     return max(found, key=lambda text: version(text) or (), default=None)
 
 
@@ -49,7 +50,7 @@ def _names(root: str, folder: str) -> list[str]:
     try:
         with _inside(root, folder) as fd, os.scandir(fd) as entries:
             return [entry.name for entry in islice(entries, MAX_NAMES)]
-    except OSError:
+    except (OSError, ValueError):  # or the root is no path
         return []
 
 

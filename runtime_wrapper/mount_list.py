@@ -38,15 +38,20 @@ def _device(mount: object) -> str | None:
     target = mount.get("destination") if isinstance(mount, dict) else None
     if not isinstance(mount, dict) or not isinstance(target, str) or _NAME not in target:
         return None
-    if os.path.normpath(str(mount.get("source", ""))) != SIGNAL:
+    if _clean(str(mount.get("source", ""))) != SIGNAL:
         return None
-    path = os.path.normpath(target).replace("//", "/")  # normpath leaves two slashes at the beginning
+    path = _clean(target)
     if ".." in target.split("/"):
         return target if any(one.startswith(f"{FOLDER}/") for one in (target, path)) else None
     name = path.removeprefix(f"{FOLDER}/")
     if name == path or name.startswith(_IMEX):
         return None
     return _cdi_name(name.removeprefix(_CDI)) if name.startswith(_CDI) else name
+
+
+def _clean(path: str) -> str:
+    """A path as Go's filepath.Clean gives it; normpath leaves two slashes at the beginning."""
+    return os.path.normpath(path).replace("//", "/")
 
 
 def _cdi_name(path: str) -> str | None:

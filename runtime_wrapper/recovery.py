@@ -39,7 +39,8 @@ ROOTS = (
 _NO_SENSE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 _ALLOWS = re.compile(rb'"allow"\s*:\s*true')
-_MAJOR = re.compile(rb'"major"\s*:\s*(-?\w+)')
+_MAJOR = re.compile(rb'"major"\s*:\s*(-?[0-9]{1,19}|null)')
+_ANY = (1 << 32) - 1
 _ACCESS = re.compile(rb'"(?:access|permissions)"\s*:\s*"(\w*)"')
 _GPU_WORDS = (spec.RECORD_MARK.encode(), b"nvidia-container-")
 # How many words a command line can begin with before the runtime's own arguments: a runtime may be a script, and our
@@ -117,7 +118,8 @@ def _allow_rules(raw: bytes) -> Iterator[bytes]:
 
 def _may_open_gpus(rule: bytes) -> bool:
     major, access = _MAJOR.search(rule), _ACCESS.search(rule)
-    return (major is None or major[1] in (b"-1", b"195", b"null")) and not (access and access[1] == b"m")
+    number = int(major[1]) % (1 << 32) if major and major[1] != b"null" else _ANY  # as the runtimes cut it
+    return number in (_ANY, sources.GPU_MAJOR) and not (access and access[1] == b"m")
 
 
 def _lives(state: RuntimeState) -> bool:

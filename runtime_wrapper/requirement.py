@@ -21,7 +21,8 @@ _CUDA = f"{PREFIX}CUDA"
 _TRUE = ("1", "t", "T", "TRUE", "true", "True")  # what Go's strconv.ParseBool takes for true
 
 _TERM = re.compile(r"([^<>=!]+)([<>=!]+)(.+)", re.DOTALL)
-_VERSION = re.compile(r"0*[0-9]{1,19}(?:\.+0*[0-9]{1,19})*\.*")
+_VERSION = re.compile(r"[0-9][0-9.]*")
+_MAX_DIGITS = 19  # of one number, zeros before it left aside
 _NUMBER = r"(0|[1-9][0-9]{0,9})"
 _RELEASE = re.compile(rf"v?{_NUMBER}(?:\.{_NUMBER}(?:\.{_NUMBER}(?:[-+][0-9A-Za-z.+-]+)?)?)?")
 _MAX_NUMBER = (1 << 32) - 1
@@ -119,9 +120,10 @@ def evaluate(expression: str, facts: Facts) -> Verdict:
 
 def version(text: str) -> tuple[int, ...] | None:
     """A version as numbers that compare, missing parts being 0: `550.54.15`; None for any other text."""
-    if not _VERSION.fullmatch(text):
+    parts = [part.lstrip("0") or "0" for part in text.split(".") if part]
+    if not _VERSION.fullmatch(text) or any(len(part) > _MAX_DIGITS for part in parts):
         return None
-    numbers = [int(part) for part in text.split(".") if part]
+    numbers = [int(part) for part in parts]
     while numbers and numbers[-1] == 0:
         numbers.pop()
     return tuple(numbers)

@@ -17,6 +17,8 @@ from runtime_wrapper.requirement import DISABLE_VARIABLE, Facts, Need, NotAnExpr
 
 _ASKED_CUDA = re.compile(r"cuda>=?([0-9]{1,4})(?:\.([0-9]{1,4}))?", re.IGNORECASE)
 
+MAX_TEXT = 16_384  # the longest of NVIDIA's own images have some 3,000
+
 
 def check(data: spec.Json, bundle: str, gpus: Sequence[Gpu], driver: str | None) -> list[str]:
     """What was checked, a line each. Raises RequirementError for a container that this host cannot meet."""
@@ -49,6 +51,8 @@ def facts_of(gpus: Sequence[Gpu], driver: str | None) -> list[Facts]:
 def judge(need: Need, facts: Sequence[Facts]) -> str:
     """How an expression is met. Raises RequirementError when it is not, or is no expression."""
     what, where = f"requirement {quoted(need.text.strip())}", f"env {need.variable[:MAX_QUOTED]}"
+    if len(need.text) > MAX_TEXT:
+        raise RequirementError(what, where, f"is longer than {MAX_TEXT} characters", image_cuda.ANYWAY)
     unchecked: dict[str, None] = {}
     for one in facts:
         try:

@@ -17,6 +17,7 @@ ANNOTATION = "gpulatch.io/gpus"
 
 GPU_MAJOR = 195  # NV_MAJOR_DEVICE_NUMBER, the only fixed major of the driver (nv-chardev-numbers.h)
 LAST_GPU_MINOR = 247
+_UINT32 = (1 << 32) - 1  # -1, which stands for any number, in 32 bits
 
 MAX_PLACE = 120  # the place is kept in the ledger, and a tenant chooses the names of variables and annotations
 
@@ -62,8 +63,13 @@ def wishes(data: spec.Json, container_id: str, *, annotations: bool = True) -> l
 
 
 def ask_for_gpus(wishes: Sequence[Wish]) -> bool:
-    """Whether the wishes are for GPUs, whatever the settings say: a Swarm resource by itself may be anything."""
-    return any(wish.source != "swarm" for wish in wishes)
+    """Whether the wishes are for GPUs, whatever the settings say: a Swarm resource by itself may be anything, mounts
+    count only where the settings have them, and `void` asks for nothing."""
+    return any(wish.source not in ("swarm", "volume_mounts") and not _says_void(wish.text) for wish in wishes)
+
+
+def _says_void(text: str) -> bool:
+    return "void" in (item.strip().lower() for item in text.split(","))
 
 
 def unheard(data: spec.Json) -> list[str]:
@@ -96,8 +102,8 @@ def opened(data: spec.Json) -> list[int]:
     """Minors of the GPUs that the spec opens one by one: the rule counts, whatever node or mount stands beside it."""
     if unlimited(data):
         return []
-    minors = (rule.get("minor") for rule in _device_rules(data) if _opens(rule) and rule.get("major") == GPU_MAJOR)
-    return [minor for minor in minors if isinstance(minor, int) and 0 <= minor <= LAST_GPU_MINOR]
+    numbers = (_number(rule) for rule in _device_rules(data) if _opens(rule))
+    return [minor for major, minor in numbers if major == GPU_MAJOR and minor is not None and minor <= LAST_GPU_MINOR]
 
 
 def privileged(data: spec.Json) -> bool:
@@ -125,7 +131,7 @@ def nvidia_would_act(data: spec.Json) -> bool:
     """
     environment = spec.environment(data)
     value = environment.get(variables.NVIDIA)
-    cdi = any(name.startswith(cdi_annotations.PREFIX) for name in spec.section(data, "annotations"))
+    cdi = any(cdi_annotations.PREFIX in name for name in spec.section(data, "annotations"))
     asked = value not in (None, "", "void") or (value is None and variables.CUDA_VERSION in environment)
     return asked or cdi or any(mount_list.asked(data)) or any(is_ctrs_hook(hook) for hook in _hooks(data))
 
@@ -177,11 +183,24 @@ def _device_rules(data: spec.Json) -> list[spec.Json]:
 
 def _is_wild(rule: spec.Json) -> bool:
     """Whether an opening rule covers GPUs that it does not name. One of type `a` opens everything in runc."""
-    major, minor = rule.get("major"), rule.get("minor")
+    major, minor = _number(rule)
     if rule.get("type") in (None, "", "a"):
-        return major != GPU_MAJOR or minor in (None, -1)
-    any_gpu = minor in (None, -1) or (major in (None, -1) and isinstance(minor, int) and minor <= LAST_GPU_MINOR)
-    return major in (None, -1, GPU_MAJOR) and any_gpu
+        return major != GPU_MAJOR or minor is None
+    any_gpu = minor is None or (major is None and minor <= LAST_GPU_MINOR)
+    return major in (None, GPU_MAJOR) and any_gpu
+
+
+def _number(rule: spec.Json) -> tuple[int | None, int | None]:
+    """Major and minor of a rule as runc and crun take them; None stands for any."""
+    return _cut(rule.get("major")), _cut(rule.get("minor"))
+
+
+def _cut(value: object) -> int | None:
+    """A device number cut to 32 bits; text is 0 for crun, and nothing that runc takes."""
+    if value is None:
+        return None
+    number = value & _UINT32 if isinstance(value, int) else 0
+    return None if number == _UINT32 else number
 
 
 def _opens(rule: spec.Json) -> bool:

@@ -28,6 +28,12 @@ _REQUEST_WORDS = (
     *(b"nvidia.com/", b"NVIDIA_MIG_CONFIG", b"CUDA_VERSION"),
 )
 
+# Of a text that is too long to be parsed more is looked for: rules, mounts, hooks.
+_MORE_WORDS = (
+    *(b'"major":195', b'"major": 195', b"cdi.k8s.io/", b"nvidia-container-", b"DOCKER_RESOURCE_"),
+    *(b'"allow":true,"access"', b'"allow": true, "access"'),
+)
+
 Json = dict[str, Any]
 
 
@@ -44,7 +50,7 @@ class Spec:
         """Raises what stands against using this file for a GPU container: an UntrustedPathError or a SpecError."""
         if self.distrust:
             raise self.distrust
-        if key := spelling.odd_key(self.data):
+        if key := _odd_key(self.data):
             raise SpecError(WHAT, self.path, _odd(key), "let the engine write it again")
 
 
@@ -66,7 +72,7 @@ def read(path: str) -> Spec | None:
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError):
             return None
         except UntrustedPathError:
-            if trust.mentions_any(path, _REQUEST_WORDS):
+            if trust.mentions_any(path, (*_REQUEST_WORDS, *_MORE_WORDS)):
                 raise
             return None  # too big for us to take in, and of no concern to us
     data = _parse(path, raw)
@@ -105,7 +111,9 @@ def write(spec: Spec, edited: Json, claim_token: str | None, record: str = "") -
     marks = {ORIGINAL_MARK: _sha256(spec.raw)}
     if claim_token:
         marks |= {CLAIM_MARK: claim_token, RECORD_MARK: record}
-    edited = {**edited, "annotations": {**section(edited, "annotations"), **marks}}
+    annotations = section(edited, "annotations")  # a tenant's own marks of these names would pass for ours
+    told = {name: text for name, text in annotations.items() if name not in (CLAIM_MARK, RECORD_MARK)}
+    edited = {**edited, "annotations": {**told, **marks}}
     edited["annotations"][EDITED_MARK] = _digest_without_mark(edited)
     kept_name = os.path.basename(original_path(spec.path))
     with _bundle(spec) as (directory, mode):
@@ -197,6 +205,13 @@ def _annotations(data: Json) -> dict[str, str]:
     return {name: text for name, text in section(data, "annotations").items() if isinstance(text, str)}
 
 
+def _odd_key(data: Json) -> str | None:
+    try:
+        return spelling.odd_key(data)
+    except RecursionError:
+        return None  # as deep as that lies nothing that a runtime reads
+
+
 def _parse(path: str, raw: bytes) -> Json | None:
     """The spec's object; invalid UTF-8 is replaced as Go does it, so that the runtime and we read the same text."""
     speaks_of_gpus = any(word in raw for word in _REQUEST_WORDS)
@@ -205,7 +220,7 @@ def _parse(path: str, raw: bytes) -> Json | None:
         why = "holds no JSON object" if not isinstance(data, dict) else None
     except (ValueError, RecursionError) as error:
         data, why = None, f"is not valid JSON ({error})"
-    if not why and speaks_of_gpus and (key := spelling.odd_key(data)):
+    if not why and speaks_of_gpus and (key := _odd_key(data)):
         why = _odd(key)
     if why and speaks_of_gpus:
         raise SpecError(WHAT, path, f"{why}, and it speaks of GPUs", "let the engine write it again")

@@ -13,6 +13,7 @@ from runtime_wrapper.errors import GpulatchError, errno_name
 Event = dict[str, Any]
 
 _KEYS = events.event("", None).keys()
+_DEVICE = {"index", "uuid", "pci"}
 _LOW_SPACE_BYTES = 1 << 20
 
 
@@ -88,4 +89,14 @@ def _event(line: bytes) -> Event | None:
     except (ValueError, RecursionError):
         return None
     whole = isinstance(event, dict) and event.get("schema") == events.SCHEMA and event.keys() >= _KEYS
-    return event if whole and isinstance(event["container"], dict | None) else None
+    return event if whole and _makes_sense(event) else None
+
+
+def _makes_sense(event: Event) -> bool:
+    """Whether the parts that are read have the types that they are read as."""
+    container, error = event["container"], event["error"]
+    lists = all(isinstance(event[key], list) for key in ("said", "devices", "reasons", "edits", "notes"))
+    devices = lists and all(isinstance(device, dict) and device.keys() >= _DEVICE for device in event["devices"])
+    named = container is None or (isinstance(container, dict) and container.keys() >= {*events.CONTAINER})
+    told = error is None or (isinstance(error, dict) and error.keys() >= {"code", "message"})
+    return isinstance(event["time"], str) and devices and named and told and isinstance(event["phases_ms"], dict)

@@ -209,3 +209,30 @@ def test_an_interrupt_ends_the_wait_without_a_traceback(host: Host, bundle: Bund
     finally:
         keeper.kill()
         keeper.wait()
+
+
+@pytest.mark.parametrize(("major", "minor"), [(-4294967101, 1), ((1 << 32) + 195, 1), (195, -4294967295)])
+def test_a_device_number_that_is_cut_to_a_gpus_is_refused(host: Host, tmp_path: Path, major: int, minor: int) -> None:
+    """crun cuts what is beyond 32 bits, runc negative numbers: the GPU would be open, and nobody would know."""
+    assert host.start(Bundle(tmp_path, "owner").asking_for("any:8").path, "owner").returncode == 0
+    bundle = Bundle(tmp_path, "thief")
+    rule = {"allow": True, "type": "c", "major": major, "minor": minor, "access": "rwm"}
+    bundle.spec["linux"]["resources"]["devices"].append(rule)
+    done = host.start(bundle.save().path, "thief")
+    assert done.returncode == 1
+    assert "held by container owner" in done.stderr
+    host.runtime("delete", "--force", "owner")
+    done = host.start(bundle.path, "thief")
+    assert "can be read in more than one way" in done.stderr
+
+
+def test_a_forged_record_beside_a_request_for_nothing_books_nothing(host: Host, tmp_path: Path) -> None:
+    real = Bundle(tmp_path, "real").asking_for("any:8")
+    assert host.start(real.path, "real").returncode == 0
+    marks = real.on_disk()["annotations"]
+    host.runtime("delete", "--force", "real")
+    evil = Bundle(tmp_path, "evil").asking_for("none")
+    record = {**json.loads(marks["gpulatch.io/record"]), "id": "evil", "config": str(evil.config)}
+    evil.annotated("gpulatch.io/record", json.dumps(record)).annotated("gpulatch.io/claim", marks["gpulatch.io/claim"])
+    assert host.start(evil.path, "evil").returncode == 0
+    assert host.claims() == []

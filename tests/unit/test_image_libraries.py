@@ -144,3 +144,14 @@ def test_a_directory_that_is_swapped_for_a_link_leads_nowhere(root: Path, tmp_pa
         ended.set()
         swapper.join()
     assert found <= {"550.54.15", None}
+
+
+@pytest.mark.parametrize("folder", ["lib.real", "lib"])
+def test_compat_libraries_of_ngc_images_lie_a_folder_deeper(root: Path, folder: str) -> None:
+    put(root, f"{COMPAT}/{folder}/libcuda.so.550.54.15")
+    assert image_libraries.compat_driver(str(root)) == "550.54.15"
+
+
+@pytest.mark.parametrize("odd", ["/x\0", "/\ud800"])
+def test_a_root_that_is_no_path_holds_nothing(odd: str) -> None:
+    assert image_libraries.compat_driver(odd) is None

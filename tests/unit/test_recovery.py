@@ -55,7 +55,6 @@ def test_a_container_holds_what_its_rules_open_one_by_one(tmp_path: Path) -> Non
         [rule(-1, major=-1, kind=97, permissions="rwm")],
         [rule(1), rule(-1, major=-1)],
         [rule(77)],
-        [rule("1")],
         [rule(None)],
         [rule(1, kind=98)],
         [rule(1, kind="c c"), rule(1, kind=10**9)],

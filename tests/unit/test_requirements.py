@@ -1,5 +1,7 @@
 """Whether a host meets what an image needs: messages, notes, what is not known; and reports of people in the field."""
 
+import contextlib
+import time
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import pytest
 from runtime_wrapper import requirements
 from runtime_wrapper.errors import RequirementError
 from runtime_wrapper.inventory import Gpu
+from runtime_wrapper.requirement import Facts, Need
 
 A100, H100, RTX_3090, UNKNOWN = (
     "NVIDIA A100-SXM4-40GB",
@@ -250,3 +253,16 @@ def test_a_brand_that_the_driver_renamed_is_still_the_brand_that_images_name(ima
     """Drivers from 470 on call an A100 NVIDIA; images ask for tesla."""
     (note,) = image.on("535.104.05", A100, NVIDIA_REQUIRE_BRAND="brand=tesla")
     assert "met by" in note
+
+
+@pytest.mark.parametrize("text", ["cuda>=" + "0000." * 14 + "x", "cuda>=" + "00." * 40 + "00x", "cuda<1 " * 1000])
+def test_no_expression_takes_long(text: str) -> None:
+    start = time.monotonic()
+    with contextlib.suppress(RequirementError):
+        requirements.judge(Need("NVIDIA_REQUIRE_CUDA", text), [Facts("12.4", "550.54.15", "8.0", frozenset({"tesla"}))])
+    assert time.monotonic() - start < 2.0
+
+
+def test_an_endless_expression_is_refused() -> None:
+    with pytest.raises(RequirementError, match="is longer than"):
+        requirements.judge(Need("NVIDIA_REQUIRE_CUDA", "cuda<1 " * 100_000), [Facts("12.4", "550.54.15", "8.0", None)])

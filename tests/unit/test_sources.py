@@ -75,7 +75,6 @@ def test_annotations_are_not_honoured_when_told_so() -> None:
         {"annotations": {"gpulatch.io/gpus": 3}},
         {"process": {"env": ["nvidia_visible_devices=0"]}},
         {"linux": {"resources": {"devices": 7}}},
-        rules({"allow": True, "type": "c", "major": 195, "minor": "0", "access": "rw"}),
     ],
 )
 def test_a_spec_of_odd_types_asks_for_nothing(data: dict[str, Any]) -> None:
@@ -330,3 +329,38 @@ def test_what_looks_like_a_request_and_is_none_is_told(env: list[str], annotatio
 def test_requests_and_the_rest_of_the_world_are_not_taken_for_mistakes() -> None:
     env = ["GPULATCH_GPUS=1", "NVIDIA_VISIBLE_DEVICES=1", "CUDA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=all"]
     assert sources.unheard(spec([*env, "PATH=/bin", "GPULATCH_DEVICES=x"], {"gpulatch.io/gpus": "1", "x": "y"})) == []
+
+
+@pytest.mark.parametrize(
+    ("major", "minor"),
+    [((1 << 32) + 195, 3), (195, (1 << 32) + 3), (-4294967101, 3), (195, -4294967293), ((1 << 40) + 195, 3)],
+)
+def test_a_number_that_a_runtime_cuts_to_a_gpus_is_that_gpus(major: int, minor: int) -> None:
+    """crun 1.8.1 cuts to 32 bits, runc 1.1.5 negative numbers too."""
+    assert must(rules(rule(major=major, minor=minor))).named == ("/dev/nvidia3",)
+
+
+def test_a_number_that_is_cut_to_a_wildcard_opens_all() -> None:
+    assert sources.unlimited(rules(rule(minor=(1 << 32) - 1)))
+    assert sources.unlimited(rules(rule(major=-1 - (1 << 32), minor=-1)))
+    assert not sources.unlimited(rules(rule(major="195", minor=-1)))
+
+
+@pytest.mark.parametrize("settings_of", ["void", " VOID ", "0,void"])
+def test_what_says_void_is_not_for_gpus_whatever_the_settings(settings_of: str) -> None:
+    assert not sources.ask_for_gpus(sources.wishes(spec([f"NVIDIA_VISIBLE_DEVICES={settings_of}"]), "c1"))
+    mount = {"destination": "/var/run/nvidia-container-devices/0", "source": "/dev/null"}
+    assert not sources.ask_for_gpus(sources.wishes({**spec(), "mounts": [mount]}, "c1"))
+    assert sources.ask_for_gpus(sources.wishes(spec(["NVIDIA_VISIBLE_DEVICES=void", "GPULATCH_GPUS=1"]), "c1"))
+
+
+@pytest.mark.parametrize("source", ["/dev/null", "//dev/null", "/dev/./null", "/x/../dev/null", "//dev//null"])
+def test_a_mount_of_dev_null_in_any_spelling_names_a_gpu(source: str) -> None:
+    mount = {"destination": "//var/run//nvidia-container-devices/0", "source": source}
+    assert must({**spec(), "mounts": [mount]}, Settings(sources=("volume_mounts",))).named == ("0",)
+
+
+def test_cdi_annotations_under_another_prefix_make_nvidias_runtime_act_and_go() -> None:
+    data = spec([], {"nvidia.cdi.k8s.io/x": "nvidia.com/gpu=0", "mine": "stays"})
+    assert sources.nvidia_would_act(data)
+    assert edits.silence_nvidia(data)["annotations"] == {"mine": "stays"}

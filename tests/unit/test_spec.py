@@ -272,3 +272,26 @@ def test_an_odd_key_stands_against_a_gpu_container_also_where_its_spec_speaks_of
     assert found
     with pytest.raises(SpecError, match='has the key "Linux"'):
         found.require_trust()
+
+
+def test_a_tenants_own_record_never_stays_in_what_gpulatch_writes(config: Path) -> None:
+    found = read(config)
+    forged = {**found.data, "annotations": {"gpulatch.io/claim": "1.1", "gpulatch.io/record": "{}", "mine": "x"}}
+    spec.write(found, forged, None)
+    written = json.loads(config.read_bytes())["annotations"]
+    assert set(written) == {"mine", "gpulatch.io/original", "gpulatch.io/edited"}
+
+
+def test_a_spec_nested_deeper_than_any_key_that_counts_is_no_obstacle(config: Path) -> None:
+    deep: list[object] = []
+    for _ in range(900):
+        deep = [deep]
+    config.write_text(json.dumps({**ASKING, "mounts": deep}))
+    read(config).require_trust()
+
+
+@pytest.mark.parametrize("text", ['"major":195', '"cdi.k8s.io/x"', "nvidia-container-devices", "DOCKER_RESOURCE_GPU"])
+def test_a_spec_too_long_to_be_read_that_may_open_gpus_is_refused(config: Path, text: str) -> None:
+    config.write_text("x" * (17 << 20) + text)
+    with pytest.raises(UntrustedPathError, match="larger than"):
+        spec.read(str(config))
