@@ -66,6 +66,43 @@ class Nic:
     to_gpus: tuple[str | None, ...]
 
 
+Stamp = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class DriverFile:
+    """A file of the driver's user space, the names that it has in a container, and the capability that it is of.
+
+    `stamp` is what it was like when it was found, see `probe.driver_files`.
+    """
+
+    path: str
+    names: tuple[str, ...]
+    capability: str
+    stamp: Stamp | None
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The file that `asdict` made."""
+        stamp = data["stamp"]
+        return cls(data["path"], tuple(data["names"]), data["capability"], stamp and (stamp[0], stamp[1], stamp[2]))
+
+
+@dataclass(frozen=True, slots=True)
+class DriverFiles:
+    """What a host has of its driver's user space; `other_version` is that of libraries which do not fit the driver."""
+
+    libraries: tuple[DriverFile, ...] = ()
+    programs: tuple[DriverFile, ...] = ()
+    other_version: str | None = None
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The files that `asdict` made."""
+        libraries, programs = (tuple(map(DriverFile.from_json, data[key])) for key in ("libraries", "programs"))
+        return cls(libraries, programs, data["other_version"])
+
+
 @dataclass(frozen=True, slots=True)
 class Inventory:
     """GPUs by index and a symmetric matrix of links; `links[i][i]` is None.
@@ -81,6 +118,7 @@ class Inventory:
     index_by: str = "pci"
     bandwidth_assumed: bool = False
     notes: tuple[str, ...] = ()
+    driver_files: DriverFiles = DriverFiles()
 
     def link(self, a: int, b: int) -> Link:
         """The link between two different GPUs, by index."""
@@ -111,8 +149,10 @@ class Inventory:
             ] * len(gpus):
                 raise ValueError("GPU indices or the link matrix do not fit the number of GPUs")
             notes = tuple(str(note) for note in data["notes"])
-            return cls(gpus, links, nics, data["driver_version"], data["index_by"], data["bandwidth_assumed"], notes)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            files = DriverFiles.from_json(data["driver_files"])
+            version, index_by, assumed = (data[key] for key in ("driver_version", "index_by", "bandwidth_assumed"))
+            return cls(gpus, links, nics, version, index_by, assumed, notes, files)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise MachineFileError(
                 "inventory snapshot", where, f"not usable ({error})", "run: gpulatch probe"
             ) from error

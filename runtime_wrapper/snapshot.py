@@ -24,7 +24,7 @@ from runtime_wrapper.errors import (
     quoted,
 )
 from runtime_wrapper.inventory import Inventory
-from runtime_wrapper.probe import host
+from runtime_wrapper.probe import driver_files, host
 
 NAME = "inventory.json"
 
@@ -65,7 +65,7 @@ def probe_command(roots: host.Roots) -> list[str]:
 
 
 def _stored(folder: int, where: str, fingerprint: dict[str, Any]) -> Inventory | None:
-    """The stored inventory if it is still true; a corrupt snapshot counts as none.
+    """The stored inventory if it is still true, the driver's files too; a corrupt snapshot counts as none.
 
     Nothing tells that the driver has come to know the UUID of a GPU since, so one without it is looked at again.
     """
@@ -74,7 +74,8 @@ def _stored(folder: int, where: str, fingerprint: dict[str, Any]) -> Inventory |
         if snapshot["fingerprint"] != fingerprint:
             return None
         stored = Inventory.from_json(snapshot["inventory"], where)
-        return stored if all(gpu.uuid for gpu in stored.gpus) else None
+        known = all(gpu.uuid for gpu in stored.gpus)
+        return stored if known and driver_files.unchanged(stored.driver_files) else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError, UntrustedPathError, MachineFileError):
         return None
 

@@ -1,7 +1,8 @@
 """The child process that `snapshot` starts: probes this host and prints one JSON line, the result or the refusal.
 
-Usage: child.py PROC SYSFS MACHINE_FILE DEV. Also makes the device nodes that are missing. It is a process of its own
-because a broken driver can hold its reader in the kernel for ever, where no signal and no timer of the reader helps.
+Usage: child.py PROC SYSFS MACHINE_FILE DEV LD_CACHE PROGRAM_FOLDERS. Also makes the device nodes that are missing. It
+is a process of its own because a broken driver can hold its reader in the kernel for ever, where no signal and no timer
+of the reader helps.
 """
 
 import contextlib

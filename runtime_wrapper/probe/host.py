@@ -1,7 +1,7 @@
 """Looks at this host: its GPUs and their links from procfs and sysfs, NVLinks and NICs from the installed machine file.
 
 `probe` may enter the driver and take long: it runs in a child process with a time limit (`snapshot`). `fingerprint` is
-cheap and runs on every create: two listings, `version`, /proc/devices and a stat.
+cheap and runs on every create: two listings, `version`, /proc/devices and two stats.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ from typing import Any
 
 from runtime_wrapper import trust
 from runtime_wrapper.inventory import Gpu, Inventory, Link
-from runtime_wrapper.probe import machine, nodes, procfs, sysfs
+from runtime_wrapper.probe import driver_files, machine, nodes, procfs, sysfs
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,8 @@ class Roots:
     sysfs: str = sysfs.SYSFS
     machine_file: str = "/etc/gpulatch/machine.json"
     dev: str = nodes.DEV
+    ld_cache: str = driver_files.LD_CACHE
+    programs: str = driver_files.PROGRAM_FOLDERS
 
 
 THIS_HOST = Roots()
@@ -39,7 +41,9 @@ def probe(roots: Roots = THIS_HOST) -> Inventory:
         for i, a in enumerate(places)
     )
     notes = _left_out(roots, len(gpus))
-    seen = Inventory(gpus, classes, driver_version=procfs.driver_version(roots.proc), notes=notes)
+    version = procfs.driver_version(roots.proc)
+    files = driver_files.find(version, roots.ld_cache, roots.programs)
+    seen = Inventory(gpus, classes, driver_version=version, notes=notes, driver_files=files)
     stated = _machine(roots.machine_file)
     return seen if stated is None else _with_nvlinks(seen, stated, roots.machine_file)
 
@@ -56,6 +60,7 @@ def fingerprint(roots: Roots = THIS_HOST) -> dict[str, Any]:
         "mig": procfs.access_paths(roots.proc),
         "majors": list(astuple(procfs.majors(roots.proc))),
         "machine_file": _stamp(roots.machine_file),
+        "ld_cache": _stamp(roots.ld_cache),
     }
 
 
@@ -120,7 +125,7 @@ def _boot_id(proc: str) -> str:
 
 
 def _stamp(path: str) -> list[int] | None:
-    """Time, size and inode of the machine file: another file or content has another stamp."""
+    """Time, size and inode of a file: another file or content has another stamp."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         found = os.lstat(path)
         return [found.st_mtime_ns, found.st_size, found.st_ino]

@@ -17,7 +17,8 @@ class DriverTree:
 
     def __init__(self, top: Path) -> None:
         self.top = top
-        self.roots = Roots(str(top / "proc"), str(top / "sys"), str(top / "etc/machine.json"), str(top / "dev"))
+        places = ("proc", "sys", "etc/machine.json", "dev", "etc/ld.so.cache", "bin")
+        self.roots = Roots(*(str(top / place) for place in places))
         self.write("proc/sys/kernel/random/boot_id", "b00t\n")
         self.write(
             "proc/devices", "Character devices:\n  1 mem\n195 nvidia\n195 nvidiactl\n\nBlock devices:\n  7 loop\n"

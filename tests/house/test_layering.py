@@ -13,7 +13,7 @@ PACKAGES = ("runtime_wrapper", "hooks", "schemas")
 # From the ground up. A module may import modules of lower layers only; those of one layer stay apart.
 LAYERS = (
     ("errors", "clock", "spelling"),
-    ("trust", "atomic", "proc", "inventory", "lock", "cdi", "options", "variables"),
+    ("trust", "atomic", "proc", "inventory", "lock", "cdi", "options", "variables", "ld_cache"),
     ("spec", "argv", "runtime_state", "cuda", "lowlevel", "report", "selectors", "events", "requirement", "gpu_models"),
     (
         "request",
@@ -25,7 +25,7 @@ LAYERS = (
         "mount_list",
         "cdi_annotations",
     ),
-    ("claim", "docker", "image_cuda", "probe.checked", "probe.nvlink", "probe.procfs"),
+    ("claim", "docker", "image_cuda", "probe.checked", "probe.nvlink", "probe.procfs", "probe.driver_files"),
     ("engine", "sources", "search", "devices", "requirements", "probe.sysfs", "probe.nodes", "probe.gpu_rules"),
     ("settings_values", "settings_folder", "placement", "edits", "recovery", "probe.machine"),
     ("settings_cache", "settings_toml", "book", "engines_choice", "probe.host"),

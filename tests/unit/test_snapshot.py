@@ -80,11 +80,12 @@ def test_the_snapshot_says_when_and_for_what_it_was_made(snapshots: Snapshots) -
         lambda tree: tree.gpu("0000:03:00.0", 2),
         lambda tree: tree.write("proc/driver/nvidia/capabilities/gpu1/mig/gi0/access", ""),
         lambda tree: tree.write("proc/devices", "Character devices:\n195 nvidia\n511 nvidia-uvm\n"),
+        lambda tree: tree.write("etc/ld.so.cache", ""),
         pytest.param(
             lambda tree: tree.machine('{"links": [["X", "NV4"], ["NV4", "X"]]}'), marks=pytest.mark.needs("root")
         ),
     ],
-    ids=["boot", "driver", "gpu", "mig", "modules", "machine file"],
+    ids=["boot", "driver", "gpu", "mig", "modules", "loader cache", "machine file"],
 )
 def test_whatever_changes_the_host_makes_the_snapshot_stale(
     snapshots: Snapshots, change: Callable[[DriverTree], None]
