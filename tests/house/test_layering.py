@@ -13,7 +13,7 @@ PACKAGES = ("runtime_wrapper", "hooks", "schemas")
 # From the ground up. A module may import modules of lower layers only; those of one layer stay apart.
 LAYERS = (
     ("errors", "clock", "spelling"),
-    ("trust", "atomic", "proc", "inventory", "lock", "cdi", "options", "variables", "ld_cache"),
+    ("trust", "atomic", "proc", "inventory", "lock", "cdi", "options", "variables", "ld_cache", "image_root"),
     ("spec", "argv", "runtime_state", "cuda", "lowlevel", "report", "selectors", "events", "requirement", "gpu_models"),
     (
         "request",

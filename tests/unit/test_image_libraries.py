@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime_wrapper import image_libraries
+from runtime_wrapper import image_libraries, image_root
 
 COMPAT = "usr/local/cuda/compat"
 
@@ -103,7 +103,7 @@ def test_names_are_counted(root: Path) -> None:
     started = time.perf_counter()
     assert image_libraries.cuda_libraries(str(root)) == []
     assert time.perf_counter() - started < 10
-    assert len(image_libraries._names(str(root), "usr/lib")) == image_libraries.MAX_NAMES
+    assert len(image_root.names(str(root), "usr/lib")) == image_root.MAX_NAMES
 
 
 def test_what_is_absent_is_not_there(root: Path, tmp_path: Path) -> None:
