@@ -1,15 +1,18 @@
 """What differs between two specs, in words: what gpulatch changed is told by comparing, not by what it meant to do.
 
-Pure. Only what gpulatch may change is looked at: device nodes and rules, variables, hooks, groups, mounts, CDI
-annotations.
+Pure. Only what gpulatch may change is looked at: device nodes and rules, variables, hooks, groups, mounts (those added
+are the driver's files), CDI annotations.
 """
 
 import os
+import re
 from collections.abc import Iterator
 from typing import Any
 
 from runtime_wrapper import spec
 from runtime_wrapper.errors import quoted
+
+_VERSION = re.compile(r"\.so\.(\d+\.[\d.]*\d)$")
 
 
 def between(before: spec.Json, after: spec.Json) -> list[str]:
@@ -21,7 +24,7 @@ def between(before: spec.Json, after: spec.Json) -> list[str]:
     lines += _variables(spec.environment(before), spec.environment(after))
     lines += _differences(_hooks(before), _hooks(after), "hook")
     lines += _differences(_groups(before), _groups(after), "additional group")
-    lines += _differences(_mounts(before), _mounts(after), "mount")
+    lines += _mounts(_objects(before.get("mounts")), _objects(after.get("mounts")))
     lines += _differences(_annotations(before), _annotations(after), "annotation")
     return lines + _cut(spec.section(before, "annotations"), spec.section(after, "annotations"))
 
@@ -78,8 +81,19 @@ def _annotations(data: spec.Json) -> dict[Any, str]:
     return {name: name[:80] for name in spec.section(data, "annotations") if not name.startswith("gpulatch.io/")}
 
 
-def _mounts(data: spec.Json) -> dict[Any, str]:
-    return {str(mount.get("destination")): str(mount.get("destination"))[:80] for mount in _objects(data.get("mounts"))}
+def _mounts(before: list[spec.Json], after: list[spec.Json]) -> Iterator[str]:
+    """Mounts that were dropped, and one line for each folder into which files of the driver were mounted."""
+    for mount in before:
+        if mount not in after:
+            yield f"mount {str(mount.get('destination'))[:80]} dropped"
+    folders: dict[str, list[str]] = {}
+    for mount in after:
+        if mount not in before:
+            folders.setdefault(os.path.dirname(str(mount.get("destination"))), []).append(str(mount.get("source")))
+    for folder, sources in folders.items():
+        versions = {match[1] for source in sources if (match := _VERSION.search(source))}
+        of = f" of {versions.pop()}" if len(versions) == 1 else ""
+        yield f"{len(sources)} driver file{'s' * (len(sources) > 1)}{of} mounted below {folder[:80]}"
 
 
 def _cut(before: spec.Json, after: spec.Json) -> list[str]:

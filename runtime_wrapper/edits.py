@@ -27,7 +27,7 @@ ALL_CAPABILITIES = frozenset({"compute", "compat32", "graphics", "utility", "vid
 class Grant:
     """What the container gets. `delegate`: the low-level runtime is NVIDIA's and makes nodes and files itself.
 
-    `dialect` is the source that asked, by its name in the settings.
+    `dialect` is the source that asked, by its name in the settings. `mounts` are the driver's files (`driver_mounts`).
     """
 
     gpus: tuple[Gpu, ...]
@@ -35,6 +35,7 @@ class Grant:
     numbers: Numbers
     delegate: bool = False
     dialect: str = ""
+    mounts: tuple[spec.Json, ...] = ()
 
 
 def capabilities(data: spec.Json) -> frozenset[str]:
@@ -57,6 +58,8 @@ def apply(data: spec.Json, grant: Grant) -> spec.Json:
     _drop_hooks(edited, is_nvidia_hook)
     _drop_requests(edited, grant)
     _add_nodes(edited, grant.nodes)
+    if grant.mounts:
+        _list(edited, "mounts").extend(grant.mounts)
     _set_variables(edited, grant)
     return edited
 

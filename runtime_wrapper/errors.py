@@ -146,6 +146,16 @@ class MachineFileError(GpulatchError):
     remedy = "Mend the file; the message names row, column and what is expected. See docs/files.md."
 
 
+class DriverFilesError(GpulatchError):
+    """The driver's libraries cannot be mounted: absent, of another version, or something is in the way."""
+
+    code = "GL-3004"
+    remedy = (
+        "After an upgrade of the driver: reload its modules or reboot. Otherwise install the libraries of the loaded "
+        'version and run `ldconfig`, or take away what the message names. `driver_files = "none"` mounts none.'
+    )
+
+
 class NotEnoughGpusError(GpulatchError):
     """Fewer free GPUs than asked for, or no set of them meets the constraints."""
 

@@ -103,28 +103,29 @@ def prepare(start: Start, wishes: Sequence[Wish]) -> None:
 def _give(start: Start, wanted: Request, rules: Settings) -> None:
     _require_usable(start, wanted)
     _heed_exclusive_holders(start, rules)
-    claim = None
+    claim = inventory = None
     offer = Offer((), wanted.policy, ("no GPU, by the container's own wish",))
     if not wanted.none:
-        claim, offer = _book(start, wanted, rules, observed=False)
+        claim, offer, inventory = _book(start, wanted, rules, observed=False)
     try:
-        _write(start, offer, claim, wanted)
+        _require_met(start, offer)
+        mounts = _driver_mounts(start, offer, inventory, rules) if inventory else ()
+        _write(start, _grant(offer, wanted, start, mounts), claim, wanted)
+        _tell(offer, start.story)
     except BaseException:
         if claim:
             _forget(claim)
         raise
 
 
-def _write(start: Start, offer: Offer, claim: Claim | None, wanted: Request) -> None:
+def _write(start: Start, grant: Grant, claim: Claim | None, wanted: Request) -> None:
     story = start.story
-    _require_met(start, offer)
     with story.phase("edit"):
-        edited = edits.apply(start.original.data, _grant(offer, wanted, start))
+        edited = edits.apply(start.original.data, grant)
     with story.phase("write"):
         spec.write(start.original, edited, claim.token if claim else None, claim.record() if claim else "")
         if claim:
             _require_booked(claim, wanted, start)
-    _tell(offer, story)
     story.edits = changes.between(start.original.data, edited)
 
 
@@ -140,9 +141,10 @@ def _observe(start: Start, wanted: Request, rules: Settings) -> None:
     if start.found is not start.original:
         spec.put_back(start.original)
     if not wanted.none:
-        _, offer = _book(start, wanted, rules, observed=True)
+        _, offer, inventory = _book(start, wanted, rules, observed=True)
         _tell(offer, start.story)
         _require_met(start, offer)
+        _driver_mounts(start, offer, inventory, rules)
 
 
 def _tell(offer: Offer, story: Story) -> None:
@@ -186,13 +188,26 @@ def _heed_exclusive_holders(start: Start, rules: Settings) -> None:
     start.story.notes.append(f"{error} [reported only, as the settings have it]")
 
 
-def _grant(offer: Offer, wanted: Request, start: Start) -> Grant:
+def _grant(offer: Offer, wanted: Request, start: Start, mounts: tuple[spec.Json, ...]) -> Grant:
     """The offer with the device nodes that this host has for it. Raises NoDriverError."""
     numbers = devices.Numbers.of_host()
     if start.delegate or not offer.gpus:
         return Grant(offer.gpus, (), numbers, start.delegate, wanted.dialect)
     nodes = devices.nodes(offer.gpus, edits.capabilities(start.original.data), numbers)
-    return Grant(offer.gpus, nodes, numbers, dialect=wanted.dialect)
+    return Grant(offer.gpus, nodes, numbers, dialect=wanted.dialect, mounts=mounts)
+
+
+def _driver_mounts(start: Start, offer: Offer, inventory: Inventory, rules: Settings) -> tuple[spec.Json, ...]:
+    """The driver's files for a container with GPUs, unless NVIDIA's runtime mounts them. Raises DriverFilesError."""
+    if start.delegate or not offer.gpus:
+        return ()
+    with start.story.phase("files"):
+        from runtime_wrapper import driver_mounts  # here, because a container without GPUs has no use for it
+
+        data, asked = start.original.data, edits.capabilities(start.original.data)
+        plan = driver_mounts.plan(data, start.invocation.bundle, inventory, offer.gpus, asked, rules.driver_files)
+    start.story.notes += plan.notes
+    return tuple(plan.mounts)
 
 
 def _require_usable(start: Start, wanted: Request) -> None:
@@ -222,7 +237,7 @@ def says_requirements(data: spec.Json) -> bool:
     return any(name.startswith(REQUIREMENT_VARIABLES) for name in spec.environment(data))
 
 
-def _book(start: Start, wanted: Request, rules: Settings, *, observed: bool) -> tuple[Claim, Offer]:
+def _book(start: Start, wanted: Request, rules: Settings, *, observed: bool) -> tuple[Claim, Offer, Inventory]:
     """Choose and book the GPUs; the machine is looked at before the lock is taken, never under it."""
     ledger, story, call = Ledger(), start.story, start.invocation
     ledger.prepare()
@@ -258,7 +273,7 @@ def _book(start: Start, wanted: Request, rules: Settings, *, observed: bool) -> 
             )
             book.add(claim)
             ledger.remember_root(call.root)
-    return claim, offer
+    return claim, offer, inventory
 
 
 def _heed_unlimited(containers: Sequence[str], start: Start, wanted: Request, rules: Settings) -> None:

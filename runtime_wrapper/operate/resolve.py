@@ -6,7 +6,6 @@ The rules that guard a real bundle (owner, links) do not apply: the file is only
 import json
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +14,7 @@ import click
 from runtime_wrapper import (
     argv,
     devices,
+    driver_mounts,
     edits,
     ledger,
     placement,
@@ -51,7 +51,7 @@ class Result:
     offer: Offer | None = None
     edited: spec.Json | None = None
     error: GpulatchError | None = None
-    checked: Sequence[str] = ()
+    checked: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> int:
@@ -139,10 +139,17 @@ def _resolve(
         offer = _choose(wanted, container_id, inventory, _book(machine, ledger_file, inventory), rules)
     if says_requirements(original.data):
         driver = None if machine else requirements.driver_here()
-        result.checked = requirements.check(original.data, os.path.dirname(config), offer.gpus, driver)
+        result.checked = tuple(requirements.check(original.data, os.path.dirname(config), offer.gpus, driver))
     numbers = devices.Numbers.assumed() if machine else devices.Numbers.of_host()
-    nodes = devices.nodes(offer.gpus, edits.capabilities(original.data), numbers) if offer.gpus else ()
-    result.edited = edits.apply(original.data, Grant(offer.gpus, nodes, numbers, dialect=wanted.dialect))
+    asked = edits.capabilities(original.data)
+    nodes = devices.nodes(offer.gpus, asked, numbers) if offer.gpus else ()
+    files = driver_mounts.Plan()
+    if offer.gpus and inventory and not machine:
+        bundle = os.path.dirname(config)
+        files = driver_mounts.plan(original.data, bundle, inventory, offer.gpus, asked, rules.driver_files)
+    result.checked += tuple(files.notes)
+    grant = Grant(offer.gpus, nodes, numbers, dialect=wanted.dialect, mounts=tuple(files.mounts))
+    result.edited = edits.apply(original.data, grant)
     result.offer = offer
 
 

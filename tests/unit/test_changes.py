@@ -65,3 +65,18 @@ def test_odd_types_are_no_obstacle() -> None:
     odd: Any = {"process": 3, "linux": {"devices": "x", "resources": {"devices": [3, None]}}, "hooks": {"prestart": 4}}
     assert changes.between(odd, odd) == []
     assert changes.between({"hooks": [], "annotations": 5}, {}) == []
+
+
+def test_the_drivers_files_are_told_by_folder() -> None:
+    def mount(destination: str, source: str) -> dict[str, Any]:
+        return {"destination": destination, "source": source, "type": "bind"}
+
+    before = spec(mounts=[mount("/data", "/x"), mount("/gone", "/y")])
+    names = ("libcuda.so.1", "libcuda.so")
+    after = spec(mounts=[mount("/data", "/x"), *(mount(f"/lib/{name}", "/lib/libcuda.so.550.1.2") for name in names)])
+    after["mounts"].append(mount("/usr/bin/nvidia-smi", "/usr/bin/nvidia-smi"))
+    assert changes.between(before, after) == [
+        "mount /gone dropped",
+        "2 driver files of 550.1.2 mounted below /lib",
+        "1 driver file mounted below /usr/bin",
+    ]

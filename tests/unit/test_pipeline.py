@@ -36,8 +36,9 @@ def test_the_machine_is_never_looked_at_under_the_lock(tmp_path: Path, monkeypat
     original = spec.Spec("/b/config.json", b"{}", {})
     story = Story("c1", "/r", "/b", "name", "runc", engine="none")
     start = pipeline.Start("/usr/sbin/runc", invocation, original, original, story)
-    claim, offer = pipeline._book(start, wanted, Settings(), observed=False)
+    claim, offer, inventory = pipeline._book(start, wanted, Settings(), observed=False)
     assert looked == [True]
+    assert inventory == nvlink_host()
     assert [gpu.index for gpu in offer.gpus] == [0, 1]
     assert Ledger(str(state)).read().claims == [claim]
     assert set(story.phases_ms) == {"python", "inventory", "look", "lock", "choose"}
