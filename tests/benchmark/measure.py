@@ -17,6 +17,8 @@ from pathlib import Path
 from drivers import usr_overlay
 from drivers.bundle import Bundle
 from drivers.host import RUNTIME, Host, private_directory
+from drivers.image_tree import ImageTree
+from drivers.user_space import UserSpace
 
 from runtime_wrapper import recovery, snapshot
 from runtime_wrapper.claim import Claim, devices_of
@@ -44,6 +46,7 @@ def main(runs: int) -> None:
         pass_through(host, folder, runs)
         creating(host, folder, runs)
         on_crun(folder, runs)
+        with_driver_files(host, folder, runs)
         looking_around(folder, runs)
         under_the_lock(folder, runs)
     finally:
@@ -109,6 +112,30 @@ def on_crun(folder: Path, runs: int) -> None:
     times = interleaved(calls, runs)
     report("life against runc", times, "runc, 4 GPUs in the spec")
     report("life against crun", {name: times[name] for name in list(calls)[1::2]}, "crun, 4 GPUs in the spec")
+
+
+def with_driver_files(host: Host, folder: Path, runs: int) -> None:
+    """The whole life of a container with 4 GPUs in a glibc image, with the driver's files and without."""
+    environment = crun_can_run(folder)
+    subprocess.run(["mount", "-t", "tmpfs", "bench", "/usr/local/bin"], check=True)  # the sandbox's own
+    user_space = UserSpace(folder / "nvidia", Path("/usr/local/bin"))
+    user_space.install()
+    user_space.write_cache(Path("/etc/ld.so.cache"))
+    launchers = {"runc": RUNTIME, "crun": str(folder / "private-crun/bin/gpulatch-crun")}
+    calls = {}
+    for name, launcher in launchers.items():
+        for files in ("compute,utility", "video"):
+            bundle = Bundle(folder, f"files-{name}-{files}").asking_for("any:4")
+            bundle.spec["root"]["path"] = str(ImageTree(folder / f"image-{name}-{files}").root)
+            bundle.env(f"NVIDIA_DRIVER_CAPABILITIES={files}")
+            calls[f"{name}, {files}"] = life(launcher, bundle, environment)
+    times = interleaved(calls, runs)
+    for name in launchers:
+        mine = {call: times[call] for call in times if call.startswith(name)}
+        report(f"driver files on {name}", mine, f"{name}, video")
+    told = [event for event in host.events("bench") if any("driver files" in line for line in event["edits"])]
+    print(f"phase files: {statistics.median(event['phases_ms']['files'] for event in told):.2f} ms")
+    print(f"mounts: {[line for line in told[-1]['edits'] if 'driver files' in line]}")
 
 
 def crun_can_run(folder: Path) -> dict[str, str]:
