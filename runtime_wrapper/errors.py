@@ -243,6 +243,13 @@ class SettingsError(GpulatchError):
     )
 
 
+class CdiError(GpulatchError):
+    """A CDI spec cannot be used or written."""
+
+    code = "GL-7002"
+    remedy = "Mend or remove the file that the message names. See docs/cdi.md."
+
+
 def by_code(code: str) -> type[GpulatchError] | None:
     """The class with a code, written in any case."""
     return next((kind for kind in GpulatchError.__subclasses__() if kind.code == code.upper()), None)

@@ -13,6 +13,7 @@ from runtime_wrapper.report import unexpected
 
 # command -> module that holds a click command of the same name, and its place in the help text
 COMMANDS = {
+    "cdi": "runtime_wrapper.operate.cdi",
     "claims": "runtime_wrapper.operate.claims",
     "config": "runtime_wrapper.operate.config",
     "demo": "runtime_wrapper.operate.demo",

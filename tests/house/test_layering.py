@@ -12,7 +12,7 @@ PACKAGES = ("runtime_wrapper", "hooks", "schemas")
 
 # From the ground up. A module may import modules of lower layers only; those of one layer stay apart.
 LAYERS = (
-    ("errors", "clock", "spelling"),
+    ("errors", "clock", "spelling", "cdi_version"),
     ("trust", "atomic", "proc", "inventory", "lock", "cdi", "options", "variables", "ld_cache", "image_root"),
     ("spec", "argv", "runtime_state", "cuda", "lowlevel", "report", "selectors", "events", "requirement", "gpu_models"),
     (

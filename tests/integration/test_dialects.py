@@ -10,7 +10,6 @@ from drivers.bundle import Bundle
 from drivers.containerd import Containerd
 from drivers.docker import CUDA, Docker
 from drivers.host import Host
-from drivers.podman import Podman
 
 pytestmark = pytest.mark.needs("sandbox", "root", "build", "runc", "cc")
 
@@ -171,22 +170,6 @@ def test_docker_containers_ask_by_several_variables_and_old_images(docker: Docke
     assert len(held["several"]) == 2
     assert held["old"] == [index for index in ALL if index not in held["several"]]
     assert {name: docker.opens(name) for name in held} == held
-
-
-def test_podman_asks_by_cdi_devices_that_each_set_a_variable(podman: Podman) -> None:
-    """The file is the one in docs/requests.md."""
-    page = (Path(__file__).parent.parent.parent / "docs/requests.md").read_text()
-    file = Path("/etc/cdi/gpulatch.yaml")
-    file.parent.mkdir(exist_ok=True)
-    file.write_text(page.split("```yaml\n")[1].split("```")[0])
-    try:
-        podman.started("pair", "--device", "gpulatch.io/gpu=any-2")
-        podman.started("sum", "--device", "gpulatch.io/gpu=any-1", "--device", "gpulatch.io/gpu=any-2")
-    finally:
-        file.unlink()
-    held = podman.held()
-    assert {name: len(gpus) for name, gpus in held.items()} == {"pair": 2, "sum": 3}
-    assert {name: podman.opens(name) for name in held} == held
 
 
 def test_ctr_asks_by_cdi_annotation(containerd: Containerd) -> None:
