@@ -247,7 +247,10 @@ class CdiError(GpulatchError):
     """A CDI spec cannot be used or written."""
 
     code = "GL-7002"
-    remedy = "Mend or remove the file that the message names. See docs/cdi.md."
+    remedy = (
+        "Mend or remove the file that the message names; `gpulatch cdi list` names everything that is wrong. See "
+        "docs/cdi.md."
+    )
 
 
 def by_code(code: str) -> type[GpulatchError] | None:

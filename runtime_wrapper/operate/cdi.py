@@ -1,9 +1,11 @@
-"""`gpulatch cdi generate`: write CDI specs for engines that know CDI."""
+"""`gpulatch cdi generate` and `gpulatch cdi list`: CDI devices written for engines, and all that this host has."""
 
 import os
+import sys
 
 import click
 
+from runtime_wrapper import cdi_edits, cdi_registry, cdi_spec
 from runtime_wrapper.cdi import OWN_KIND
 from runtime_wrapper.devices import Numbers
 from runtime_wrapper.operate import cdi_content, cdi_file, probing, tables
@@ -13,7 +15,7 @@ DIRECTORY = "/etc/cdi"
 
 @click.group()
 def cdi() -> None:
-    """Write devices for engines that know CDI."""
+    """Write devices for engines that know CDI, or list those that this host has."""
 
 
 @cdi.command()
@@ -33,9 +35,41 @@ def generate(nvidia: bool, output: str | None, form: str | None) -> None:
     if path is None:
         click.echo(text, nl=False)
         return
+    cdi_file.require_alone(path, spec)
     changed = cdi_file.put(path, text.encode())
     count = tables.counted(len(spec["devices"]), "device")
     click.echo(f"{path}: {kind}, {count}{'' if changed else ', as before'}")
+
+
+@cdi.command("list")
+def list_devices() -> None:
+    """List every CDI device of this host, its file and what it gives; what is wrong with a file, a line on stderr.
+
+    Exit code: 0 listed, 1 something is wrong with a file, 2 bad usage.
+    """
+    found = cdi_file.registry(cdi_registry.DIRECTORIES)
+    rows = [
+        (name, device.file, device.spec.version, _in_words(cdi_edits.joined([device.spec.edits, device.edits])))
+        for name, device in sorted(found.devices.items())
+    ]
+    if rows:
+        tables.show("CDI devices", ("device", "file", "version", "gives"), rows)
+    elif not found.problems:
+        click.echo(f"No CDI device in {' or '.join(cdi_registry.DIRECTORIES)}")
+    for problem in (problem for problems in found.problems.values() for problem in problems):
+        click.echo(problem, err=True)
+    if found.problems:
+        sys.exit(1)
+
+
+_THINGS = {"deviceNodes": "node", "mounts": "mount", "hooks": "hook", "netDevices": "net device"}
+
+
+def _in_words(edits: cdi_spec.Json) -> str:
+    """What edits give: variables in full, for they tell what a device of gpulatch's asks for, the rest by number."""
+    counted = [tables.counted(len(edits[key]), thing) for key, thing in _THINGS.items() if edits.get(key)]
+    rest = [key for key in ("intelRdt", "additionalGids") if edits.get(key)]
+    return ", ".join([*counted, *edits.get("env", ()), *rest])
 
 
 def _place(kind: str, output: str | None, form: str | None) -> tuple[str | None, str]:

@@ -3,16 +3,33 @@
 import json
 import os
 import stat
+from collections.abc import Sequence
 from typing import Any
 
 import yaml
 
-from runtime_wrapper import atomic, trust
+from runtime_wrapper import atomic, cdi_registry, cdi_spec, trust
+from runtime_wrapper.cdi_registry import Registry
 from runtime_wrapper.errors import CdiError, NotRootError, errno_name
 
-WHAT = "CDI spec"
 MODE = 0o644
 FORMATS = ("json", "yaml")
+
+
+def registry(directories: Sequence[str]) -> Registry:
+    """What the files in the CDI directories give, those in YAML too."""
+    return cdi_registry.read(directories, {".json": cdi_spec.loads, ".yaml": loads_yaml})
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which no key stands twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Refuses a key that stands twice."""
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        if len(set(keys)) != len(keys):
+            raise yaml.YAMLError(f"a key stands twice {node.start_mark}")
+        return super().construct_mapping(node, deep)
 
 
 def dumps(spec: dict[str, Any], form: str) -> str:
@@ -20,6 +37,30 @@ def dumps(spec: dict[str, Any], form: str) -> str:
     if form == "yaml":
         return str(yaml.safe_dump(spec, sort_keys=False))
     return json.dumps(spec, indent=2) + "\n"
+
+
+def loads_yaml(data: bytes) -> Any:
+    """The JSON values of a YAML file; a device's name may be a bare number. Raises ValueError, as for a key twice."""
+    try:
+        found = yaml.load(data, Loader=_Loader)  # noqa: S506 (a safe one)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(f"is no YAML: {' '.join(str(error).split())}") from error
+    devices = found.get("devices") if isinstance(found, dict) else None
+    for device in devices if isinstance(devices, list) else ():
+        if isinstance(device, dict) and type(device.get("name")) is int:
+            device["name"] = str(device["name"])
+    return found
+
+
+def require_alone(path: str, spec: dict[str, Any]) -> None:
+    """Raises CdiError where another file of the folder has a device of the spec: it would be usable in neither."""
+    folder, name = os.path.split(os.path.abspath(path))
+    ours = {device["name"] for device in spec["devices"]}
+    for file, other in registry([folder]).specs.items():
+        common = sorted(ours & other.devices.keys()) if other.kind == spec["kind"] else []
+        if common and os.path.basename(file) != name:
+            why = f"{file} has {spec['kind']}={common[0]} too, and engines would take it from neither"
+            raise CdiError(cdi_spec.WHAT, path, why, "remove one of the two files, or write to the other")
 
 
 def put(path: str, data: bytes) -> bool:
@@ -43,7 +84,7 @@ def put(path: str, data: bytes) -> bool:
             os.close(directory)
     except OSError as error:
         raise CdiError(
-            WHAT, path, f"cannot be written ({errno_name(error)})", "mend that, then run it again"
+            cdi_spec.WHAT, path, f"cannot be written ({errno_name(error)})", "mend that, then run it again"
         ) from error
 
 
@@ -71,7 +112,7 @@ def _made(parent: int, name: str) -> bool:
 
 def _is_so_already(directory: int, name: str, path: str, data: bytes) -> bool:
     try:
-        content = trust.read_file(directory, name, WHAT, path)
+        content = trust.read_file(directory, name, cdi_spec.WHAT, path)
     except FileNotFoundError:
         return False
     mode = stat.S_IMODE(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)

@@ -95,3 +95,25 @@ def test_without_a_driver_a_good_file_stays(engine_host: EngineHost) -> None:
     done = engine_host.host.run([*without, str(Path(sys.executable).parent / "gpulatch"), "cdi", "generate"])
     assert (done.returncode, "GL-3001" in done.stderr) == (1, True), done.stderr
     assert ASKING.read_text() == good
+
+
+def test_list_shows_what_engines_can_give(engine_host: EngineHost) -> None:
+    done = checked(engine_host.host.gpulatch("cdi", "list"))
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert [f"{KIND}=any-2", str(ASKING), "0.5.0", "GPULATCH_REQ_ANY_2=any:2"] in lines
+    plain = next(line for line in lines if line[0] == "nvidia.com/gpu=all")
+    assert plain[1:] == [str(PLAIN), "0.5.0", *["12", "nodes,", "NVIDIA_VISIBLE_DEVICES=void"]]
+
+
+def test_a_second_file_with_the_same_devices_is_refused_and_listed(engine_host: EngineHost, podman: Podman) -> None:
+    other = ASKING.with_suffix(".yaml")
+    done = engine_host.host.gpulatch("cdi", "generate", "--format", "yaml")
+    assert (done.returncode, str(ASKING) in done.stderr, other.exists()) == (1, True, False)
+    other.write_text(ASKING.read_text())
+    try:
+        assert podman.try_to_start("lost", *devices("any-2")).returncode != 0  # Podman takes it from neither
+        done = engine_host.host.gpulatch("cdi", "list")
+        assert (done.returncode, KIND in done.stdout) == (1, False)
+        assert str(other) in done.stderr
+    finally:
+        other.unlink()

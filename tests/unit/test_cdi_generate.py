@@ -10,7 +10,7 @@ import yaml
 from click.testing import CliRunner, Result
 from drivers.samples import nvlink_host
 
-from runtime_wrapper import request, sources, variables
+from runtime_wrapper import cdi_spec, request, sources, variables
 from runtime_wrapper.cdi import parse
 from runtime_wrapper.devices import Numbers
 from runtime_wrapper.errors import CdiError, GpulatchError, NoDriverError, NotRootError
@@ -73,6 +73,14 @@ def test_a_plain_spec_gives_nodes_by_index_and_uuid_and_the_control_nodes_once()
     assert spec["containerEdits"]["env"] == ["NVIDIA_VISIBLE_DEVICES=void"]
     every = [*spec["containerEdits"]["deviceNodes"], *spec["devices"][0]["containerEdits"]["deviceNodes"]]
     assert all(set(node) == {"path", "permissions"} and node["permissions"] == "rw" for node in every)
+
+
+@pytest.mark.parametrize("spec", [cdi_content.asking(HOST), cdi_content.plain(HOST, Numbers.assumed())])
+def test_what_is_written_would_be_read(spec: dict[str, Any]) -> None:
+    found = cdi_spec.check(spec, "row")
+    assert len(found.devices) == len(spec["devices"])
+    with pytest.raises(CdiError):
+        cdi_spec.check({**spec, "cdiVersion": "0.4.0"}, "row")
 
 
 def test_a_gpu_that_is_split_is_in_neither() -> None:
