@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from copy import deepcopy
 from typing import Any, NoReturn
 
+from runtime_wrapper import spec
 from runtime_wrapper.cdi_spec import NO_PERMISSIONS, WHAT, Json
-from runtime_wrapper.errors import CdiError, errno_name, quoted
+from runtime_wrapper.errors import CdiError, SpecError, errno_name, quoted
 
 _TYPES = {stat.S_IFBLK: "b", stat.S_IFCHR: "c", stat.S_IFIFO: "p"}
 
@@ -27,7 +28,10 @@ def joined(parts: Iterable[Json]) -> Json:
 
 
 def apply(data: Json, edits: Json) -> Json:
-    """The spec with the edits in it; the one given stays. Raises CdiError for a device node that the host lacks."""
+    """The spec with the edits in it; the one given stays.
+
+    Raises CdiError for a device node that the host lacks, SpecError for a spec with another type in a part's place.
+    """
     edited = deepcopy(data)
     for entry in edits.get("env", ()):
         _set_variable(_list(edited, "process", "env"), entry)
@@ -60,12 +64,13 @@ def _set_variable(env: list[Any], entry: str) -> None:
 
 def _add_node(edited: Json, node: Json) -> None:
     entry = _completed(node)
-    user = (edited.get("process") or {}).get("user") or {}
+    user = spec.section(edited, "process", "user")
     for key in ("uid", "gid"):
         if key not in entry and user.get(key):
             entry[key] = user[key]
     linux = _object(edited, "linux")
-    linux["devices"] = [old for old in linux.get("devices") or () if old.get("path") != entry["path"]] + [entry]
+    kept = [old for old in _list(linux, "devices") if _value(old, "path") != entry["path"]]
+    linux["devices"] = [*kept, entry]
     if entry["type"] in ("b", "c"):
         access = node.get("permissions") or "rwm"
         rule = {"allow": True, "type": entry["type"], "major": entry["major"], "minor": entry["minor"]}
@@ -111,13 +116,13 @@ def _look(path: str, *, needed: bool) -> Json | None:
 
 def _add_mounts(edited: Json, mounts: list[Json]) -> None:
     """A mount on the same path is replaced; then all are sorted by depth, so that none covers another's target."""
-    namespaces = (edited.get("linux") or {}).get("namespaces") or ()
-    maps_users = any(namespace.get("type") == "user" for namespace in namespaces)
-    kept: list[Json] = list(edited.get("mounts") or ())
+    namespaces = spec.section(edited, "linux").get("namespaces")
+    maps_users = isinstance(namespaces, list) and any(_value(one, "type") == "user" for one in namespaces)
+    kept = _list(edited, "mounts")
     for mount in mounts:
-        kept = [old for old in kept if old.get("destination") != mount["containerPath"]]
+        kept = [old for old in kept if _value(old, "destination") != mount["containerPath"]]
         kept.append(_mount_entry(mount, maps_users=maps_users))
-    edited["mounts"] = sorted(kept, key=lambda mount: _depth(mount.get("destination", "")))
+    edited["mounts"] = sorted(kept, key=lambda mount: _depth(str(_value(mount, "destination"))))
 
 
 def _mount_entry(mount: Json, *, maps_users: bool) -> Json:
@@ -133,22 +138,30 @@ def _depth(path: str) -> int:
     return os.path.normpath(path).replace("//", "/").count("/")
 
 
+def _value(entry: Any, name: str) -> Any:
+    """What an entry of a list says under a name; None where it is no object."""
+    return entry.get(name) if isinstance(entry, dict) else None
+
+
 def _object(parent: Json, *names: str) -> Json:
     """The object below some names, made where it is absent or null."""
     for name in names:
-        if parent.get(name) is None:
-            parent[name] = {}
-        parent = parent[name]
+        parent = _part(parent, name, {})
     return parent
 
 
 def _list(parent: Json, *names: str) -> list[Any]:
     """The list below some names, made where it is absent or null."""
-    holder = _object(parent, *names[:-1])
-    if holder.get(names[-1]) is None:
-        holder[names[-1]] = []
-    found: list[Any] = holder[names[-1]]
+    found: list[Any] = _part(_object(parent, *names[:-1]), names[-1], [])
     return found
+
+
+def _part(parent: Json, name: str, empty: Any) -> Any:
+    if parent.get(name) is None:
+        parent[name] = empty
+    if type(parent[name]) is not type(empty):
+        raise SpecError(spec.WHAT, f'key "{name}"', "has another type", "let the engine write it again")
+    return parent[name]
 
 
 def _refuse(path: str, why: str) -> NoReturn:

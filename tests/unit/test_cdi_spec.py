@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from runtime_wrapper import cdi_edits, cdi_spec
-from runtime_wrapper.errors import CdiError
+from runtime_wrapper.errors import CdiError, SpecError
 from runtime_wrapper.operate import cdi_file
 
 SAMPLES = Path(__file__).parent.parent / "data/cdi"
@@ -151,3 +151,40 @@ def test_intel_rdt_is_replaced_and_an_idmap_is_not_added_twice() -> None:
     edited = cdi_edits.apply(given, {"intelRdt": {"closID": "new"}, "mounts": [mount]})
     assert edited["linux"]["intelRdt"] == {"closID": "new"}
     assert edited["mounts"] == [{"destination": "/c", "source": "/h", "type": "bind", "options": ["idmap"]}]
+
+
+EVERYTHING: dict[str, Any] = {
+    "env": ["A=1"],
+    "deviceNodes": [{"path": "/dev/null"}],
+    "netDevices": [{"hostInterfaceName": "a", "name": "b"}],
+    "mounts": [{"hostPath": "/h", "containerPath": "/c"}],
+    "hooks": [{"hookName": "poststop", "path": "/bin/true"}],
+    "additionalGids": [5],
+}
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"process": []},
+        {"process": {"env": "A=1"}},
+        {"process": {"user": {"additionalGids": {}}}},
+        {"linux": 7},
+        {"linux": {"devices": {}}},
+        {"linux": {"resources": {"devices": "x"}}},
+        {"linux": {"netDevices": []}},
+        {"mounts": {}},
+        {"hooks": {"poststop": "x"}},
+    ],
+)
+def test_a_spec_with_another_type_in_a_parts_place_is_refused(odd: dict[str, Any]) -> None:
+    with pytest.raises(SpecError, match="another type"):
+        cdi_edits.apply(odd, EVERYTHING)
+
+
+def test_odd_entries_of_a_specs_lists_are_left_alone() -> None:
+    given = {"mounts": [7, {"destination": 7}], "linux": {"devices": [None], "namespaces": 7}, "process": {"env": [7]}}
+    edited = cdi_edits.apply(given, EVERYTHING)
+    assert 7 in edited["mounts"]
+    assert None in edited["linux"]["devices"]
+    assert edited["process"]["env"] == [7, "A=1"]
