@@ -19,7 +19,7 @@ Decoder = Callable[[bytes], object]
 """What makes JSON values of a file's content. Raises ValueError."""
 
 JSON_ONLY: Mapping[str, Decoder] = {".json": cdi_spec.loads}
-_ENDINGS = (".json", ".yaml")
+ENDINGS = (".json", ".yaml")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def _read_directory(registry: Registry, directory: str, decoders: Mapping[str, D
         return {}
     found = {}
     try:
-        for name in sorted(name for name in os.listdir(folder) if os.path.splitext(name)[1] in _ENDINGS):
+        for name in sorted(name for name in os.listdir(folder) if os.path.splitext(name)[1] in ENDINGS):
             path = f"{directory}/{name}"
             try:
                 found[path] = _read_file(folder, name, path, decoders)

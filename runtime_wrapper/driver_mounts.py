@@ -18,7 +18,7 @@ from runtime_wrapper.image_loader import Loader
 from runtime_wrapper.image_root import Place
 from runtime_wrapper.inventory import DriverFile, Gpu, Inventory
 
-OWN, NONE = "own", "none"
+OWN, NONE, CDI = "own", "none", "cdi"
 OPTIONS = ("ro", "nosuid", "nodev", "bind")
 PROGRAM_FOLDER = "usr/bin"
 
@@ -45,7 +45,7 @@ def plan(
 ) -> Plan:
     """What of the driver's files a container with these GPUs gets. Raises DriverFilesError."""
     wanted = frozenset(REQUIRED) if "all" in capabilities else capabilities & set(REQUIRED)
-    if setting == NONE or not wanted:
+    if setting in (NONE, CDI) or not wanted:
         return Plan()
     if setting != OWN and (given := _given(data)):
         return Plan(notes=[f"driver files: those that the spec mounts are kept ({quoted(given)})"])

@@ -253,6 +253,15 @@ class CdiError(GpulatchError):
     )
 
 
+class StaleCdiError(GpulatchError):
+    """Driver files come from CDI specs (`driver_files = "cdi"`), and these were not compiled or have changed since."""
+
+    code = "GL-7003"
+    remedy = (
+        "Run `gpulatch cdi compile`; let the host run it at boot and after each change of a CDI spec. See docs/cdi.md."
+    )
+
+
 def by_code(code: str) -> type[GpulatchError] | None:
     """The class with a code, written in any case."""
     return next((kind for kind in GpulatchError.__subclasses__() if kind.code == code.upper()), None)

@@ -32,7 +32,7 @@ from runtime_wrapper.claim import Claim, devices_by_minor, devices_of
 from runtime_wrapper.edits import Grant
 from runtime_wrapper.errors import GpulatchError, HeldDeviceError, RestoreError
 from runtime_wrapper.events import Story
-from runtime_wrapper.inventory import Inventory
+from runtime_wrapper.inventory import Gpu, Inventory
 from runtime_wrapper.ledger import Ledger
 from runtime_wrapper.placement import Offer, Rules
 from runtime_wrapper.proc import Process
@@ -110,7 +110,7 @@ def _give(start: Start, wanted: Request, rules: Settings) -> None:
     try:
         _require_met(start, offer)
         mounts = _driver_mounts(start, offer, inventory, rules) if inventory else ()
-        _write(start, _grant(offer, wanted, start, mounts), claim, wanted)
+        _write(start, _grant(offer, wanted, start, mounts), claim, wanted, rules)
         _tell(offer, start.story)
     except BaseException:
         if claim:
@@ -118,10 +118,11 @@ def _give(start: Start, wanted: Request, rules: Settings) -> None:
         raise
 
 
-def _write(start: Start, grant: Grant, claim: Claim | None, wanted: Request) -> None:
+def _write(start: Start, grant: Grant, claim: Claim | None, wanted: Request, rules: Settings) -> None:
     story = start.story
     with story.phase("edit"):
-        edited = edits.apply(start.original.data, grant)
+        data = start.original.data if grant.delegate else with_driver_files(start.original.data, grant.gpus, rules)
+        edited = edits.apply(data, grant)
     with story.phase("write"):
         spec.write(start.original, edited, claim.token if claim else None, claim.record() if claim else "")
         if claim:
@@ -320,6 +321,15 @@ def _book_again(claim: Claim, wanted: Request) -> None:
             why = f"the ledger was lost during this start, and container {holder.container} got one of its GPUs"
             raise HeldDeviceError(f"container {claim.container}", wanted.where, why, "start it again")
         book.add(claim)
+
+
+def with_driver_files(data: spec.Json, gpus: Sequence[Gpu], rules: Settings) -> spec.Json:
+    """The spec with the driver's files for these GPUs, where the settings say so. Raises GpulatchError."""
+    if rules.driver_files != "cdi" or not gpus:
+        return data
+    from runtime_wrapper import cdi_cache  # here, because few hosts say so
+
+    return cdi_cache.with_driver_files(data, gpus)
 
 
 def placement_rules(rules: Settings) -> Rules:

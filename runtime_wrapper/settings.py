@@ -27,8 +27,9 @@ class Settings:
     shared ones. `all_when_held`: `all` means the rest when some are held, or is refused. `accept_env`: whose variables
     count. `allow_exclusive_from`, `allow_monitor_from`: the sources that may ask for those policies.
     `unlimited_devices`: a container that may open every device is reported, or refused, while another holds a GPU
-    exclusively. `driver_files`: whether the driver's libraries are mounted: unless the spec brings them, always, never.
-    `numa_pin` has one value yet. `note`, which is no setting, is what an event may say about how they were read.
+    exclusively. `driver_files`: whether the driver's libraries are mounted: unless the spec brings them, always, never,
+    or those of a CDI spec. `numa_pin` has one value yet. `note`, which is no setting, is what an event may say about
+    how they were read.
     """
 
     mode: str = ENFORCE

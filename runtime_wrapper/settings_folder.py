@@ -72,12 +72,12 @@ class Folder:
         files: list[Stamp] = []
         for fd, name, where in self.files():
             with contextlib.suppress(FileNotFoundError):  # its absence is what the stamps then say
-                files.append(_stamp(where, os.stat(name, dir_fd=fd, follow_symlinks=False)))
+                files.append(stamp(where, os.stat(name, dir_fd=fd, follow_symlinks=False)))
         if not files:
             return []
-        folders = [_stamp(self._directory, os.fstat(self._fd))]
+        folders = [stamp(self._directory, os.fstat(self._fd))]
         if self._drop_ins is not None:
-            folders.append(_stamp(f"{self._directory}/{DROP_INS}", os.fstat(self._drop_ins)))
+            folders.append(stamp(f"{self._directory}/{DROP_INS}", os.fstat(self._drop_ins)))
         return folders + files
 
 
@@ -86,7 +86,8 @@ def settled(stamps: list[Stamp], at_ns: int) -> bool:
     return all(int(stamp[moment]) + GRANULE_NS < at_ns for stamp in stamps for moment in (_MTIME, _CTIME))
 
 
-def _stamp(path: str, found: os.stat_result) -> Stamp:
+def stamp(path: str, found: os.stat_result) -> Stamp:
+    """What tells that a file has changed."""
     return [
         path,
         found.st_dev,

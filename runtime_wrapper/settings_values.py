@@ -35,7 +35,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "all_when_held": ("rest", "refuse"),
     "accept_env": ("always", "privileged", "never"),
     "unlimited_devices": ("report", "refuse"),
-    "driver_files": ("auto", "own", "none"),
+    "driver_files": ("auto", "own", "none", "cdi"),
     "numa_pin": ("off",),
 }
 LISTS = ("sources", "allow_exclusive_from", "allow_monitor_from")

@@ -5,7 +5,7 @@ import sys
 
 import click
 
-from runtime_wrapper import cdi_edits, cdi_registry, cdi_spec
+from runtime_wrapper import cdi_cache, cdi_edits, cdi_registry, cdi_spec, trust
 from runtime_wrapper.cdi import OWN_KIND
 from runtime_wrapper.devices import Numbers
 from runtime_wrapper.operate import cdi_content, cdi_file, probing, tables
@@ -56,10 +56,28 @@ def list_devices() -> None:
         tables.show("CDI devices", ("device", "file", "version", "gives"), rows)
     elif not found.problems:
         click.echo(f"No CDI device in {' or '.join(cdi_registry.DIRECTORIES)}")
-    for problem in (problem for problems in found.problems.values() for problem in problems):
-        click.echo(problem, err=True)
+    _complain(found)
     if found.problems:
         sys.exit(1)
+
+
+@cdi.command("compile")
+def compile_files() -> None:
+    """Keep what NVIDIA's CDI devices give for the next containers, for the setting `driver_files = "cdi"`.
+
+    Waits until no file has changed for two seconds. Exit code: 0 kept, 1 refused, 2 bad usage; what is wrong with a
+    file is a line on stderr.
+    """
+    trust.require_root_of_host(trust.STATE_DIR)
+    found = cdi_file.compile_all(cdi_registry.DIRECTORIES)
+    _complain(found)
+    count = sum(name.startswith(f"{cdi_cache.KIND}=") for name in found.devices)
+    click.echo(f"{trust.STATE_DIR}/{cdi_cache.NAME}: {cdi_cache.KIND}, {tables.counted(count, 'device')}")
+
+
+def _complain(found: cdi_registry.Registry) -> None:
+    for problem in (problem for problems in found.problems.values() for problem in problems):
+        click.echo(problem, err=True)
 
 
 _THINGS = {"deviceNodes": "node", "mounts": "mount", "hooks": "hook", "netDevices": "net device"}

@@ -3,22 +3,39 @@
 import json
 import os
 import stat
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import yaml
 
-from runtime_wrapper import atomic, cdi_registry, cdi_spec, trust
+from runtime_wrapper import atomic, cdi_cache, cdi_registry, cdi_spec, trust
 from runtime_wrapper.cdi_registry import Registry
 from runtime_wrapper.errors import CdiError, NotRootError, errno_name
 
 MODE = 0o644
+MAX_WAIT_S = 5.0
 FORMATS = ("json", "yaml")
 
 
 def registry(directories: Sequence[str]) -> Registry:
     """What the files in the CDI directories give, those in YAML too."""
-    return cdi_registry.read(directories, {".json": cdi_spec.loads, ".yaml": loads_yaml})
+    return cdi_registry.read(directories, _decoders())
+
+
+def compile_all(directories: Sequence[str]) -> Registry:
+    """Compile the files for `driver_files = "cdi"`, once none has changed lately; what they give. Raises CdiError."""
+    end = time.monotonic() + MAX_WAIT_S
+    while time.monotonic() < end:
+        if (found := cdi_cache.store(directories, _decoders(), time.time_ns())) is not None:
+            return found
+        time.sleep(0.1)
+    why = "a file keeps changing, or bears a time in the future"
+    raise CdiError("CDI specs", " and ".join(directories), why, "touch the file, then run it again")
+
+
+def _decoders() -> dict[str, cdi_registry.Decoder]:
+    return {".json": cdi_spec.loads, ".yaml": loads_yaml}
 
 
 class _Loader(yaml.SafeLoader):

@@ -32,7 +32,7 @@ from runtime_wrapper.errors import GpulatchError, SpecError
 from runtime_wrapper.inventory import Inventory
 from runtime_wrapper.ledger import Ledger
 from runtime_wrapper.operate import probing, tables
-from runtime_wrapper.pipeline import placement_rules, says_requirements
+from runtime_wrapper.pipeline import placement_rules, says_requirements, with_driver_files
 from runtime_wrapper.placement import Offer
 from runtime_wrapper.probe import machine as machine_files
 from runtime_wrapper.report import unexpected
@@ -149,7 +149,7 @@ def _resolve(
         files = driver_mounts.plan(original.data, bundle, inventory, offer.gpus, asked, rules.driver_files)
     result.checked += tuple(files.notes)
     grant = Grant(offer.gpus, nodes, numbers, dialect=wanted.dialect, mounts=tuple(files.mounts))
-    result.edited = edits.apply(original.data, grant)
+    result.edited = edits.apply(with_driver_files(original.data, offer.gpus, rules), grant)
     result.offer = offer
 
 

@@ -61,7 +61,7 @@ LAYERS = (
         "probe.gpu_rules",
     ),
     ("settings_values", "settings_folder", "placement", "edits", "recovery", "probe.machine"),
-    ("settings_cache", "settings_toml", "book", "engines_choice", "probe.host"),
+    ("settings_cache", "settings_toml", "cdi_cache", "book", "engines_choice", "probe.host"),
     ("settings_reading", "ledger", "snapshot", "probe.child"),
     ("settings",),
     ("policy",),

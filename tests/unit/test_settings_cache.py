@@ -290,13 +290,13 @@ def test_two_changes_within_one_granule_are_told_apart(
 ) -> None:
     """The second change leaves all stamps as they are. Without the rule, as the other case shows, it goes unseen."""
     now = 1_700_000_000
-    stamp = settings_folder._stamp
+    stamp = settings_folder.stamp
 
     def rounded(path: str, found: os.stat_result) -> settings_folder.Stamp:
         made = stamp(path, found)
         return [*made[:4], now * 10**9, now * 10**9, *made[6:]]
 
-    monkeypatch.setattr(settings_folder, "_stamp", rounded)
+    monkeypatch.setattr(settings_folder, "stamp", rounded)
     monkeypatch.setattr(settings_reading.time, "time_ns", lambda: now * 10**9 + 900_000_000)
     monkeypatch.setattr(settings_folder, "GRANULE_NS", granule_ns)
     machine.file.write_text(OBSERVE)
