@@ -1,4 +1,4 @@
-"""`gpulatch cdi generate` and `gpulatch cdi list`: CDI devices written for engines, and all that this host has."""
+"""`gpulatch cdi`: CDI devices written for engines, all that this host has, and their driver files for containers."""
 
 import os
 import sys
@@ -15,7 +15,7 @@ DIRECTORY = "/etc/cdi"
 
 @click.group()
 def cdi() -> None:
-    """Write devices for engines that know CDI, or list those that this host has."""
+    """Write devices for engines that know CDI, list those of this host, or keep the driver files that they name."""
 
 
 @cdi.command()
@@ -29,7 +29,7 @@ def generate(nvidia: bool, output: str | None, form: str | None) -> None:
     """
     kind = cdi_content.NVIDIA_KIND if nvidia else OWN_KIND
     path, form = _place(kind, output, form)
-    found = probing.refresh() if os.geteuid() == 0 else probing.look()
+    found = probing.refresh() if path and os.geteuid() == 0 else probing.look()
     spec = cdi_content.plain(found, Numbers.of_host()) if nvidia else cdi_content.asking(found)
     text = cdi_file.dumps(spec, form)
     if path is None:
