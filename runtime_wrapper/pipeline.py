@@ -70,19 +70,18 @@ def prepare(start: Start, wishes: Sequence[Wish]) -> None:
     Raises GpulatchError when the container must not start.
     """
     story = start.story
-    for wish in wishes:  # until it is judged
-        story.heard(wish.source, wish.place, wish.text, "not judged: the settings could not be read")
     with story.phase("settings"):
         try:
             rules = settings.load(story.runtime)
         except GpulatchError as error:
             if sources.ask_for_gpus(wishes):
+                for wish in wishes:
+                    story.heard(wish.source, wish.place, wish.text, "not judged: the settings could not be read")
                 raise
             story.notes.append(str(error))
             rules = Settings()  # a container without a request starts whatever is wrong with us
     story.mode = rules.mode
     story.notes += [rules.note] if rules.note else []
-    story.said.clear()
     choice = policy.choose(wishes, rules, privileged=sources.privileged(start.original.data))
     for heard in choice.heard:
         story.heard(heard.wish.source, heard.wish.place, heard.wish.text, heard.verdict)
@@ -123,11 +122,12 @@ def _write(start: Start, grant: Grant, claim: Claim | None, wanted: Request, rul
     with story.phase("edit"):
         data = start.original.data if grant.delegate else with_driver_files(start.original.data, grant.gpus, rules)
         edited = edits.apply(data, grant)
+        told = changes.between(start.original.data, edited)
     with story.phase("write"):
         spec.write(start.original, edited, claim.token if claim else None, claim.record() if claim else "")
         if claim:
             _require_booked(claim, wanted, start)
-    story.edits = changes.between(start.original.data, edited)
+    story.edits = told
 
 
 def _forget(claim: Claim) -> None:
@@ -254,7 +254,8 @@ def _book(start: Start, wanted: Request, rules: Settings, *, observed: bool) -> 
             book = locked.enter_context(ledger.locked(by_minor, running))
         with story.phase("choose"):
             offer = _choose(book, start, wanted, inventory, rules)
-            _heed_unlimited(book.unlimited, start, wanted, rules)
+            if offer.policy == EXCLUSIVE and book.unlimited:
+                _heed_unlimited(book.unlimited, start, wanted, rules)
             claim = Claim(
                 id=call.container_id,
                 root=call.root,
@@ -279,8 +280,6 @@ def _book(start: Start, wanted: Request, rules: Settings, *, observed: bool) -> 
 
 def _heed_unlimited(containers: Sequence[str], start: Start, wanted: Request, rules: Settings) -> None:
     """Containers that may open every device void what this one is to have to itself: report it, or refuse it."""
-    if wanted.policy != EXCLUSIVE or not containers:
-        return
     more = f" and {len(containers) - 1} more" if len(containers) > 1 else ""
     why = f"container {containers[0]}{more} may open every GPU (--privileged, or a wildcard rule)"
     error = HeldDeviceError("policy exclusive", wanted.where, why, "stop that container, or ask with +policy=shared")
@@ -307,7 +306,7 @@ def _require_booked(claim: Claim, wanted: Request, start: Start) -> None:
         return
     try:
         _book_again(claim, wanted)
-    except GpulatchError:
+    except BaseException:
         spec.put_back(start.original)
         raise
 

@@ -13,7 +13,6 @@ import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from runtime_wrapper import argv, engine, proc, runtime_state, sources, spec
 from runtime_wrapper.argv import Invocation
@@ -50,7 +49,6 @@ _PROGRAM_WORDS = 6
 _NO_FOLDER = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTCONN, errno.ESTALE)
 _MAX_WORDS_BYTES = 1 << 18  # of a process's arguments, variables and mounts
 _HARMLESS = ("tmpfs", "devtmpfs")
-_NVIDIA_HOOK = "nvidia-container-"  # nvidia-container-runtime-hook, nvidia-container-toolkit, -cli below containerd
 
 
 def is_default_root(root: str) -> bool:
@@ -141,7 +139,7 @@ def _claim(state: RuntimeState, by_minor: Mapping[int, Device]) -> Claim | None:
     if recorded := _recorded(state):
         return recorded
     minors, source = sources.opened(state.spec), FOUND
-    if not minors and _has_nvidia_hook(state.spec):
+    if not minors and sources.has_nvidia_hook(state.spec) and state.init.alive():
         minors, source = _nodes_inside(state.init.pid, by_minor), FOUND_NODES
     devices = tuple(dict.fromkeys(by_minor[minor] for minor in minors if minor in by_minor))
     if not devices:
@@ -225,26 +223,15 @@ def _words(path: str) -> list[str]:
     return [os.fsdecode(word) for word in raw.split(b"\0")[:-1]]
 
 
-def _has_nvidia_hook(data: spec.Json) -> bool:
-    """Whether NVIDIA's own hook gave the container its GPUs, past the runtime's rules."""
-    hooks = [hook for stage in ("prestart", "createRuntime") for hook in _list(spec.section(data, "hooks").get(stage))]
-    words = [word for hook in hooks for word in (hook.get("path"), *_list(hook.get("args"), str))]
-    return any(isinstance(word, str) and os.path.basename(word).startswith(_NVIDIA_HOOK) for word in words)
-
-
-def _list(value: object, kind: type = dict) -> list[Any]:
-    return [item for item in value if isinstance(item, kind)] if isinstance(value, list) else []
-
-
 def _nodes_inside(pid: int, minors: Iterable[int]) -> list[int]:
     """Which of the GPUs have a node in the /dev of a container, unless that is the host's own.
 
     Follows no link of the image, and asks no file system that a container could serve by itself.
     """
-    kinds = _file_systems(pid)
-    if kinds.get("/dev") not in _HARMLESS:
-        return []
     try:
+        kinds = _file_systems(pid)
+        if kinds.get("/dev") not in _HARMLESS:
+            return []
         root = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_CLOEXEC | os.O_DIRECTORY)
         try:
             dev = os.open("dev", os.O_PATH | os.O_CLOEXEC | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=root)

@@ -142,6 +142,18 @@ def test_a_privileged_container_that_came_first_is_told(host: Host, tmp_path: Pa
     assert start(host, tmp_path, "shared", "1") == ""
 
 
+def test_a_count_filled_up_with_shared_gpus_is_not_refused_for_a_privileged_container(
+    host: Host, tmp_path: Path
+) -> None:
+    SETTINGS.write_text('[defaults]\nunlimited_devices = "refuse"\ncount_when_busy = "share"\n')
+    assert start(host, tmp_path, "first", "all") == ""
+    bundle = Bundle(tmp_path, "all")
+    bundle.spec["linux"]["resources"]["devices"].append({"allow": True, "access": "rwm"})
+    assert host.start(bundle.save().path, "all").returncode == 0
+    assert start(host, tmp_path, "guest", "any:1") == ""
+    assert [claim["policy"] for claim in host.claims() if claim["id"] == "guest"] == ["shared"]
+
+
 def test_a_container_that_asked_for_nothing_and_has_ended(host: Host, tmp_path: Path) -> None:
     assert host.start(Bundle(tmp_path, "plain").path, "plain").returncode == 0
     assert "it is running and holds no GPU" in explained(host, "plain")
