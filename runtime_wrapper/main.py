@@ -29,12 +29,12 @@ def main(words: list[str]) -> NoReturn:
     invocation = story = None
     try:
         invocation = argv.parse(arguments, link, _working_directory(), os.environ, os.geteuid())
-        if update := argv.parse_update(arguments, link, _working_directory(), os.environ):
-            arguments = _with_the_same_devices(update, arguments)
         if invocation:  # one root has one name: dockerd says /var/run, which is a link to /run
             invocation = replace(invocation, root=os.path.realpath(invocation.root))
             story = _story(runtime_name, link, invocation)
             prepare(link, invocation, story)
+        elif update := argv.parse_update(arguments, link, _working_directory(), os.environ):
+            arguments = _with_the_same_devices(update, arguments)
     except GpulatchError as error:
         _refuse_or_let_pass(error, runtime_name, invocation, story)
     except Exception as error:
